@@ -1,0 +1,132 @@
+// A checkpoint folder, checked in full and mapped: safetensors files, config, tensor table.
+// Owns the mappings. Immutable after open(), so any thread may read. Nothing of the tables is
+// copied or touched beyond the headers and the small tensors whose values are checked (scales,
+// markers, hash constants).
+#pragma once
+
+#include "cpp/base/errors.h"
+#include "cpp/checkpoint/model_shape.h"
+#include "cpp/exl3/weight.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace flashnext {
+
+enum class Dtype : std::uint8_t {
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
+  kI8,
+  kU8,
+  kI16,
+  kU16,
+  kI32,
+  kU32,
+  kI64,
+  kBool,
+  kF8
+};
+std::size_t item_bytes(Dtype dtype) noexcept;
+std::string_view to_string(Dtype dtype) noexcept;
+
+// One tensor as it lies in its file; `data` may have any alignment.
+struct Tensor {
+  std::string name;
+  Dtype dtype = Dtype::kU8;
+  std::vector<std::int64_t> shape;
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::uint32_t file = 0;  // index into TensorFiles::files()
+};
+
+// What exists: the union of all *.safetensors of a folder (spec/exl3.md 1.7, 6), nothing judged but
+// the container itself.
+class TensorFiles {
+ public:
+  struct File {
+    std::string name;
+    std::size_t bytes;
+    std::map<std::string, std::string> metadata;
+  };
+  // Throws CheckpointError: unreadable or truncated file, lying header, duplicate name, index that
+  // disagrees.
+  static TensorFiles open(const std::string& folder);
+
+  const std::vector<File>& files() const;
+  const std::vector<Tensor>& tensors() const;       // sorted by name
+  const Tensor* find(std::string_view name) const;  // null when absent
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+// A line of the tensor table that drives loading and checking (spec/model.md 8).
+enum class Role : std::uint8_t { kPlain, kExl3, kNgramTable };
+struct TensorRule {
+  std::string name;  // full name; for kExl3 the prefix of its members
+  Role role;
+  std::vector<std::int64_t>
+      shape;           // kPlain: as stored; kExl3: {out, in} of the model, before padding to 128
+  std::string family;  // e.g. "experts", "gdn", "attention", "mixers", "head", "ngram", "mtp"
+};
+// Every text tensor that a model of this shape has, in load order.
+std::vector<TensorRule> tensor_table(const ModelShape& shape);
+
+struct NgramTable {
+  std::vector<const std::byte*> shards;
+  std::int64_t shard_rows = 0;  // rows of every shard but the last
+  std::int64_t rows = 0;
+  std::int32_t bits = 0;  // K; 0: plain fp16 rows
+  std::int32_t row_bytes = 0;
+  std::vector<std::uint16_t> bias;           // fp16 (heads, 160); empty: none
+  std::vector<std::int64_t> offsets, sizes;  // (heads)
+  std::vector<std::int64_t> multipliers;     // (ngram_size)
+};
+
+using Progress =
+    std::function<void(std::string_view stage, std::uint64_t done, std::uint64_t total)>;
+
+class Checkpoint {
+ public:
+  // Opens and checks everything: after this every access succeeds. `progress` (may be empty) hears
+  // stage "check". Throws CheckpointError naming the tensor or key, both values, and the remedy.
+  static Checkpoint open(const std::string& folder, const Progress& progress = {});
+
+  const std::string& folder() const;
+  const ModelShape& shape() const;
+  const TensorFiles& files() const;
+  const std::vector<TensorRule>& table() const;
+  // Warnings that do not stop loading: K of quantization_config.json against the shapes, files
+  // outside the index, ...
+  const std::vector<std::string>& notes() const;
+  bool has_mtp() const;
+
+  // A tensor of role kPlain; throws LogicError when the table has no such name.
+  const Tensor& plain(std::string_view name) const;
+  // Values of a plain tensor widened to fp32 (F16, BF16, F32).
+  std::vector<float> values(std::string_view name) const;
+  // Bits of a plain tensor as fp16: F16 as stored; BF16 and F32 converted (CheckpointError when a
+  // value overflows).
+  std::vector<std::uint16_t> half_values(std::string_view name) const;
+  // Members of an EXL3 linear, in place in the mapping; bias pointer null unless stored (then owned
+  // by this object).
+  const Exl3Weight& linear(std::string_view prefix) const;
+  const NgramTable& ngram() const;  // LogicError when the model has no n-gram layer
+  // Size in bytes by family, from the table.
+  std::map<std::string, std::uint64_t> bytes_by_family() const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace flashnext

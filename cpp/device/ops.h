@@ -1,0 +1,518 @@
+// The op table: one plain argument struct an op, shared by every device. Shapes stand behind every
+// pointer; all pointers are device memory unless the comment says otherwise; fp32 unless said
+// otherwise; row-major.
+//
+// A step processes `rows` tokens. Rows of one sequence are contiguous and form a segment; a program
+// is built for a maximum of rows, and the step's real numbers are read from StepView when the op
+// runs, so that one captured graph serves every step of its bucket. The result for a row never
+// depends on the number of rows (spec/numerics.md).
+#pragma once
+
+#include "cpp/exl3/weight.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashnext {
+
+enum class Op : std::uint8_t {
+  kEmbed,
+  kResidual,
+  kMix,
+  kExl3Linear,
+  kDense,
+  kGdnConv,
+  kGdnRecur,
+  kGdnGate,
+  kWindowPush,
+  kAttnPrepare,
+  kIndexSelect,
+  kAttention,
+  kRoute,
+  kExperts,
+  kCombine,
+  kNgramHash,
+  kNgramGather,
+  kNgramDecode,
+  kPleGate,
+  kPleConv,
+  kMtpNorm,
+  kMtpJoin,
+  kSample,
+  kCount
+};
+inline constexpr int kNumOps = static_cast<int>(Op::kCount);
+const char* to_string(Op op) noexcept;
+
+inline constexpr int kPageTokens = 64;  // tokens of one KV page; also the tile of attention
+inline constexpr int kMaxLinears = 4;   // products of one input that one op may evaluate
+inline constexpr int kMaxNgramHeads = 64;
+
+// ---- the step
+// ---------------------------------------------------------------------------------------------------
+
+struct Row {
+  std::int32_t token;  // token id
+  std::int32_t
+      prev1;  // id one position earlier in the sequence; the n-gram separator before its start
+  std::int32_t prev2;  // id two positions earlier; likewise
+  std::int32_t pos;    // absolute position, from 0
+  std::int32_t lane;   // row of the page table
+  std::int32_t segment;
+};
+
+// Rows [row0, row0 + rows) continue one sequence at position pos0. With pos0 = 0 the old recurrent
+// state is taken as zero whatever state_in holds. state_in may equal state_out.
+struct Segment {
+  std::int32_t row0;
+  std::int32_t rows;
+  std::int32_t pos0;
+  std::int32_t lane;
+  std::int32_t state_in;   // slot of the recurrent state that is read
+  std::int32_t state_out;  // slot that receives the state after the last row
+};
+
+struct StepHead {
+  std::int32_t rows;
+  std::int32_t segments;
+  std::int32_t outputs;  // rows whose logits are wanted
+  std::int32_t reserved;
+};
+
+struct SampleParams {
+  std::uint64_t seed;
+  float temperature;   // 0 = argmax
+  float top_p;         // 1 = off
+  float min_p;         // 0 = off
+  std::int32_t top_k;  // 0 = off
+  std::int32_t
+      position;  // absolute position of the token that is drawn: the counter of the generator
+  std::int32_t reserved;
+};
+
+struct StepView {
+  const StepHead* head;          // one
+  const Row* rows;               // (rows)
+  const Segment* segments;       // (segments)
+  const std::int32_t* outputs;   // (outputs) row indices, ascending
+  const SampleParams* sampling;  // (outputs)
+  const std::int32_t* pages;     // (lanes, max_pages) page ids of a lane, in position order
+  std::int32_t max_pages;
+  std::int32_t max_rows;  // the bucket: rows <= max_rows
+  std::int32_t max_segments;
+  std::int32_t max_outputs;
+};
+
+// A number of rows that is known when the op runs: scale * *count, at most max.
+struct RowCount {
+  const std::int32_t* count;  // e.g. &head->rows
+  std::int32_t scale;
+  std::int32_t max;
+};
+
+struct Workspace {
+  void* data;
+  std::size_t bytes;
+};
+
+// ---- weights
+// ----------------------------------------------------------------------------------------------------
+
+// One product of fp16 weights.
+struct DenseWeight {
+  const std::uint16_t* w;  // fp16 (out, in), 16-byte aligned
+  std::int32_t in;
+  std::int32_t out;
+};
+
+// Where the members of one expert lie. A table of these, indexed by expert id, is what the expert
+// op reads, so that a cache may move lines without touching the graph.
+struct ExpertRef {
+  const std::byte* trellis[3];  // gate, up: u16 (D/16, E/16, words); down: (E/16, D/16, words)
+  const std::byte* suh[3];      // fp16 (D), (D), (E)
+  const std::byte* svh[3];      // fp16 (E), (E), (D)
+};
+
+// One site of the gated residual (spec/model.md 2).
+struct MixWeight {
+  const float* norm;            // (streams * D), already 1 + w
+  const std::uint16_t* down;    // fp16 (rank, streams * D)
+  const std::uint16_t* up;      // fp16 (streams * D, rank)
+  const std::uint16_t* inject;  // fp16 (streams, streams * D), or null at a mixer without injection
+};
+
+// ---- streams
+// ----------------------------------------------------------------------------------------------------
+
+// S[r, h] = E[token of row r] for every stream h.
+struct EmbedArgs {
+  static constexpr Op kOp = Op::kEmbed;
+  StepView step;
+  const std::byte* table;  // bf16 (vocab, D); may be unaligned on the host
+  float* streams;          // out (rows, S, D)
+  std::int32_t num_streams;
+  std::int32_t dim;
+};
+
+// S[r, h] += inj[r, h] * y[r].
+struct ResidualArgs {
+  static constexpr Op kOp = Op::kResidual;
+  RowCount rows;
+  float* streams;    // in/out (rows, S, D)
+  const float* inj;  // (rows, S)
+  const float* y;    // (rows, D)
+  std::int32_t num_streams;
+  std::int32_t dim;
+};
+
+// The gated mix of one site, per output row i: with r = pick ? pick[i] : i,
+// first S[r, h] += pending_inj[r, h] * pending_y[r] when pending_y is given (never together with
+// pick), then x[i], inj[i].
+struct MixArgs {
+  static constexpr Op kOp = Op::kMix;
+  RowCount rows;
+  const std::int32_t* pick;  // (rows) input row of output row i, or null
+  float* streams;            // in/out (input rows, S, D)
+  const float* pending_inj;  // (rows, S) or null
+  const float* pending_y;    // (rows, D) or null
+  MixWeight w;
+  float* x;    // out (rows, D)
+  float* inj;  // out (rows, S); null when w.inject is null
+  float eps;
+  std::int32_t num_streams;
+  std::int32_t dim;
+  std::int32_t rank;
+  Workspace workspace;
+};
+
+// ---- products
+// ---------------------------------------------------------------------------------------------------
+
+// y[i] = the integer linear w[i] (spec/numerics.md 1) of the same x, for i < n.
+struct Exl3LinearArgs {
+  static constexpr Op kOp = Op::kExl3Linear;
+  RowCount rows;
+  const float* x;             // (rows, in)
+  Exl3Weight w[kMaxLinears];  // equal `in`
+  float* y[kMaxLinears];      // out (rows, w[i].out)
+  std::int32_t n;
+  std::int32_t levels;  // 32258 or 127
+  Workspace workspace;
+};
+
+// y[i] = w[i] x in fp32, k-order independent of the number of rows, for i < n.
+struct DenseArgs {
+  static constexpr Op kOp = Op::kDense;
+  RowCount rows;
+  const float* x;              // (rows, in)
+  DenseWeight w[kMaxLinears];  // equal `in`
+  float* y[kMaxLinears];       // out (rows, w[i].out)
+  std::int32_t n;
+  Workspace workspace;
+};
+
+// ---- Gated DeltaNet (spec/model.md 3)
+// ---------------------------------------------------------------------------
+
+struct GdnDims {
+  std::int32_t k_heads;
+  std::int32_t v_heads;
+  std::int32_t head_dim;     // 128 for keys and values
+  std::int32_t kernel;       // taps of the convolution, 4
+  std::int64_t slot_stride;  // floats between the states of two slots
+};
+
+// Depthwise causal convolution, SiLU, l2 norms and gates. Reads the window of state_in, writes no
+// state.
+struct GdnConvArgs {
+  static constexpr Op kOp = Op::kGdnConv;
+  StepView step;
+  GdnDims dims;
+  const float* u;        // (rows, C), C = 2 k_heads * 128 + v_heads * 128
+  const float* a;        // (rows, v_heads)
+  const float* b;        // (rows, v_heads)
+  const float* conv;     // (C, kernel)
+  const float* rate;     // (v_heads): exp(A_log)
+  const float* dt_bias;  // (v_heads)
+  const float* window;   // state: (slots; kernel - 1, C), oldest first
+  float* qkv;            // out (rows, C): q normed and scaled by 128^-0.5, k normed, v
+  float* decay;          // out (rows, v_heads): exp(g)
+  float* beta;           // out (rows, v_heads)
+};
+
+// The token recurrence. M of state_in -> o of every row, M of state_out.
+struct GdnRecurArgs {
+  static constexpr Op kOp = Op::kGdnRecur;
+  StepView step;
+  GdnDims dims;
+  const float* qkv;    // (rows, C)
+  const float* decay;  // (rows, v_heads)
+  const float* beta;   // (rows, v_heads)
+  float* state;        // (slots; v_heads, 128 key, 128 value)
+  float* o;            // out (rows, v_heads, 128)
+};
+
+// y = o / rms(o) * w * gate(z), per head of 128.
+struct GdnGateArgs {
+  static constexpr Op kOp = Op::kGdnGate;
+  RowCount rows;
+  const float* o;  // (rows, v_heads, 128)
+  const float* z;  // (rows, v_heads, 128)
+  const float* w;  // (128), plain
+  float* y;        // out (rows, v_heads, 128)
+  float eps;
+  std::int32_t v_heads;
+  std::int32_t silu_gate;  // 0: sigmoid(z), 1: silu(z)
+};
+
+// For every segment: window of state_out = the last `depth` rows of (window of state_in, then x).
+// Zero history at pos0 = 0.
+struct WindowPushArgs {
+  static constexpr Op kOp = Op::kWindowPush;
+  StepView step;
+  const float* x;            // (rows, channels)
+  float* window;             // state: (slots; depth, channels), oldest first
+  std::int64_t slot_stride;  // floats
+  std::int32_t depth;
+  std::int32_t channels;
+};
+
+// ---- sparse attention (spec/model.md 4)
+// -------------------------------------------------------------------------
+
+struct AttnDims {
+  std::int32_t heads;
+  std::int32_t kv_heads;
+  std::int32_t head_dim;     // 256
+  std::int32_t rotary;       // rotated dims of a head, also of an index head: 64
+  std::int32_t index_heads;  // 4
+  std::int32_t index_dim;    // 128
+  std::int32_t block;        // tokens of a selection block: 4
+  std::int32_t max_blocks;   // budget / block: 512
+  float eps;
+};
+
+// Planes of one layer in the page pool; a page holds kPageTokens tokens.
+struct KvPlanes {
+  std::uint16_t* k;     // fp16 (pages, kv_heads, 64, head_dim), roped
+  std::uint16_t* v;     // fp16 (pages, kv_heads, 64, head_dim)
+  float* index_raw;     // (pages, 64, index_dim)
+  float* index_pooled;  // (pages, 64 / block, index_dim), normed and roped at the block start
+};
+
+// Norms, RoPE and cache writes: K, V, raw index keys of every row, and the pooled key of each block
+// that a row completes.
+struct AttnPrepareArgs {
+  static constexpr Op kOp = Op::kAttnPrepare;
+  StepView step;
+  AttnDims dims;
+  const float* qg;       // (rows, heads, 2 * head_dim): [query | gate] a head
+  const float* k;        // (rows, kv_heads, head_dim)
+  const float* v;        // (rows, kv_heads, head_dim)
+  const float* index;    // (rows, index_heads + 1, index_dim): query heads, then the raw key
+  const float* q_norm;   // (head_dim), 1 + w
+  const float* k_norm;   // (head_dim), 1 + w
+  const float* iq_norm;  // (index_dim), 1 + w
+  const float* ik_norm;  // (index_dim), 1 + w
+  const float* rope;     // (positions, rotary): rotary/2 cosines, then rotary/2 sines
+  KvPlanes planes;
+  float* q;   // out (rows, heads, head_dim), normed, roped
+  float* iq;  // out (rows, index_heads, index_dim), normed, roped
+};
+
+// Which blocks a row may see. count = -1: all of its past (dense, while complete blocks <=
+// max_blocks). Else the max_blocks best complete blocks, ascending by block index; the tail 4 nb ..
+// p is always allowed.
+struct IndexSelectArgs {
+  static constexpr Op kOp = Op::kIndexSelect;
+  StepView step;
+  AttnDims dims;
+  const float* iq;  // (rows, index_heads, index_dim)
+  KvPlanes planes;
+  std::int32_t* blocks;      // out (rows, max_blocks)
+  std::int32_t* count;       // out (rows)
+  std::int32_t max_context;  // most positions a lane may hold: bounds the scores
+  Workspace workspace;
+};
+
+// o = softmax(q k / sqrt(head_dim)) v over the allowed set, times sigmoid(gate).
+struct AttentionArgs {
+  static constexpr Op kOp = Op::kAttention;
+  StepView step;
+  AttnDims dims;
+  const float* q;              // (rows, heads, head_dim)
+  const float* qg;             // (rows, heads, 2 * head_dim), for the gate
+  const std::int32_t* blocks;  // (rows, max_blocks)
+  const std::int32_t* count;   // (rows)
+  KvPlanes planes;
+  float* y;  // out (rows, heads, head_dim)
+  std::int32_t max_context;
+  Workspace workspace;
+};
+
+// ---- mixture of experts (spec/model.md 5)
+// -----------------------------------------------------------------------
+
+struct RouteArgs {
+  static constexpr Op kOp = Op::kRoute;
+  RowCount rows;
+  const float* logits;  // (rows, experts)
+  std::int32_t* ids;    // out (rows, top_k), descending probability, lower id first on ties
+  float* weights;       // out (rows, top_k)
+  std::int32_t experts;
+  std::int32_t top_k;
+  std::int32_t normalise;  // 1: weights of a row sum to one; 0: plain softmax probabilities
+};
+
+// y[r, s] = expert ids[r, s] of x[r] (spec/numerics.md 2). ids = null: every slot is its own expert
+// (slot s -> s).
+struct ExpertsArgs {
+  static constexpr Op kOp = Op::kExperts;
+  RowCount rows;
+  const float* x;            // (rows, dim)
+  const std::int32_t* ids;   // (rows, slots) or null
+  const ExpertRef* experts;  // (num_experts)
+  float* y;                  // out (rows, slots, dim)
+  std::int32_t num_experts;
+  std::int32_t slots;
+  std::int32_t dim;       // D
+  std::int32_t inner;     // E
+  std::int32_t words[3];  // u16 words a tile of gate, up, down
+  std::int32_t levels;
+  Workspace workspace;
+};
+
+// y[r] = sum over slots in order of weights[r, s] * slots_y[r, s] (fma), then
+// fma(sigmoid(shared_gate[r]), shared_y[r]).
+struct CombineArgs {
+  static constexpr Op kOp = Op::kCombine;
+  RowCount rows;
+  const float* slot_y;       // (rows, slots, dim)
+  const float* weights;      // (rows, slots)
+  const float* shared_y;     // (rows, dim)
+  const float* shared_gate;  // (rows)
+  float* y;                  // out (rows, dim)
+  std::int32_t slots;
+  std::int32_t dim;
+};
+
+// ---- n-gram layer (spec/model.md 6)
+// -----------------------------------------------------------------------------
+
+// Row ids of the hashed 2..n-grams that end at each row.
+struct NgramHashArgs {
+  static constexpr Op kOp = Op::kNgramHash;
+  StepView step;
+  std::int64_t* ids;  // out (rows, heads)
+  std::int64_t multipliers[3];
+  std::int64_t sizes[kMaxNgramHeads];    // modulus of a head
+  std::int64_t offsets[kMaxNgramHeads];  // first table row of a head
+  std::int32_t heads;                    // heads of 2-grams, then as many of 3-grams
+  std::int32_t separator;                // eos id: nothing before it is seen
+};
+
+// packed[r, h] = table row ids[r, h], copied as it lies.
+struct NgramGatherArgs {
+  static constexpr Op kOp = Op::kNgramGather;
+  RowCount rows;
+  const std::int64_t* ids;         // (rows, heads)
+  const std::byte* const* shards;  // (num_shards) host or mapped memory, any alignment
+  std::byte* packed;               // out (rows, heads, row_bytes)
+  std::int64_t shard_rows;
+  std::int64_t table_rows;
+  std::int32_t heads;
+  std::int32_t row_bytes;
+};
+
+// e[r, h] = decoded row (spec/exl3.md 5), rounded to fp16 and widened.
+struct NgramDecodeArgs {
+  static constexpr Op kOp = Op::kNgramDecode;
+  RowCount rows;
+  const std::byte* packed;    // (rows, heads, row_bytes)
+  const std::uint16_t* bias;  // fp16 (heads, width) or null
+  float* e;                   // out (rows, heads, width)
+  std::int32_t heads;
+  std::int32_t width;  // 160
+  std::int32_t bits;   // K 1..8; 0: rows are plain fp16 (an unquantised table)
+  std::int32_t row_bytes;
+};
+
+// Gate of the layer per stream, and the normed gated value, which is what the convolution sees.
+struct PleGateArgs {
+  static constexpr Op kOp = Op::kPleGate;
+  RowCount rows;
+  const float* streams;     // (rows, S, D)
+  const float* key;         // (rows, S, D): key_proj e
+  const float* value;       // (rows, D): value_proj e
+  const float* norm_key;    // (S * D), 1 + w
+  const float* norm_query;  // (S * D), 1 + w
+  const float* norm_conv;   // (S * D), 1 + w
+  float* gate;              // out (rows, S): sigma(t_h)
+  float* m;                 // out (rows, S, D)
+  float eps;
+  std::int32_t num_streams;
+  std::int32_t dim;
+};
+
+// S[r, h] += gate[r, h] * value[r] + silu(conv(m)). Taps at t - dilation * (kernel - 1 - i). Reads
+// the window of state_in.
+struct PleConvArgs {
+  static constexpr Op kOp = Op::kPleConv;
+  StepView step;
+  float* streams;            // in/out (rows, S, D)
+  const float* gate;         // (rows, S)
+  const float* value;        // (rows, D)
+  const float* m;            // (rows, S, D)
+  const float* conv;         // (S * D, kernel)
+  const float* window;       // state: (slots; dilation * (kernel - 1), S * D), oldest first
+  std::int64_t slot_stride;  // floats
+  std::int32_t num_streams;
+  std::int32_t dim;
+  std::int32_t kernel;
+  std::int32_t dilation;
+};
+
+// ---- MTP head (spec/model.md 7)
+// ---------------------------------------------------------------------------------
+
+// e = rms(E[token]), h = rms(hidden): one statistic a stream or one over the stack.
+struct MtpNormArgs {
+  static constexpr Op kOp = Op::kMtpNorm;
+  StepView step;
+  const std::byte* table;    // bf16 (vocab, D)
+  const float* hidden;       // (rows, S, D): the trunk's streams at the row's position
+  const float* norm_embed;   // (D), 1 + w
+  const float* norm_hidden;  // (S * D), 1 + w
+  float* e;                  // out (rows, D)
+  float* h;                  // out (rows, S, D)
+  float eps;
+  std::int32_t num_streams;
+  std::int32_t dim;
+  std::int32_t per_stream;  // 1: "stream", 0: "stack"
+};
+
+// S[r, h] = fh[r, h] + fe[r].
+struct MtpJoinArgs {
+  static constexpr Op kOp = Op::kMtpJoin;
+  RowCount rows;
+  const float* fe;  // (rows, D)
+  const float* fh;  // (rows, S, D)
+  float* streams;   // out (rows, S, D)
+  std::int32_t num_streams;
+  std::int32_t dim;
+};
+
+// ---- sampling (spec/numerics.md 4)
+// ------------------------------------------------------------------------------
+
+struct SampleArgs {
+  static constexpr Op kOp = Op::kSample;
+  StepView step;
+  const float* logits;   // (outputs, vocab)
+  std::int32_t* tokens;  // out (outputs)
+  std::int32_t vocab;    // row length of logits
+  std::int32_t limit;    // ids >= limit are padding and never drawn
+  Workspace workspace;
+};
+
+}  // namespace flashnext
