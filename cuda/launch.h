@@ -1,0 +1,50 @@
+// Kernel launches with programmatic dependent launch: a kernel may start while its predecessor on
+// the stream still runs, fetch what nobody writes (weights), and must call pdl_wait() in every
+// block before it touches anything else or ends. Since every such kernel waits for its predecessor
+// to complete, "my predecessor is complete" means that all work before it is complete too.
+#pragma once
+
+#include "cuda/check.h"
+
+#include <cuda_runtime.h>
+#include <type_traits>
+
+namespace flashnext::cuda {
+
+#if defined(__CUDACC__)
+// All work before this kernel has completed and its writes are visible.
+__device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel's blocks may take free places once every block of this one has called this or
+// ended.
+__device__ __forceinline__ void pdl_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#endif
+
+// Launches kernel<<<grid, block, smem, stream>>>(args...) so that it may overlap its predecessor's
+// end. Only for kernels that call pdl_wait(); others use <<<>>>, which waits by itself.
+template <class... Params, class... Args>
+void launch_pdl(cudaStream_t stream, void (*kernel)(Params...), dim3 grid, dim3 block,
+                std::size_t smem, const Args&... args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = smem;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  FN_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+}
+
+// More than 48 KB of dynamic shared memory needs this once a kernel and device.
+template <class... Params>
+void allow_smem(void (*kernel)(Params...), int bytes) {
+  FN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+inline constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace flashnext::cuda
