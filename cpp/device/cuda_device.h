@@ -1,5 +1,5 @@
 // The CUDA device behind the seam, without a CUDA header. A build without CUDA answers here too: no
-// devices, and a DeviceError that says so.
+// devices, and an InputError that says so.
 #pragma once
 
 #include "cpp/device/device.h"
