@@ -1,0 +1,259 @@
+#include "cpp/model/layer_graph.h"
+
+#include "cpp/model/layer_parts.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace flashnext {
+
+namespace {
+
+// Gated DeltaNet: buffers and ops of one layer.
+class GdnPart {
+ public:
+  GdnPart(LayerParts& parts, const GraphContext& context, bool staged)
+      : p_(parts), c_(context), staged_(staged) {
+    const ModelShape& s = p_.shape();
+    const std::int64_t r = p_.step().max_rows;
+    GraphBuilder& b = p_.builder();
+    if (!staged_) in_ = take_inputs();
+    z_ = b.take<float>(r * s.gdn_value());
+    qkv_ = b.take<float>(r * s.gdn_channels());
+    decay_ = b.take<float>(r * s.gdn_v_heads);
+    beta_ = b.take<float>(r * s.gdn_v_heads);
+    o_ = b.take<float>(r * s.gdn_value());
+    gated_ = b.take<float>(r * s.gdn_value());
+  }
+
+  TrunkBuffers::Stage add(const GdnWeights& w, const SlotLayout::Gdn& slot, const float* x,
+                          float* y) {
+    const ModelShape& s = p_.shape();
+    GraphBuilder& b = p_.builder();
+    if (staged_) in_ = take_inputs();
+    const StatePool& pool = c_.state;
+    const GdnDims dims{s.gdn_k_heads, s.gdn_v_heads, s.gdn_head_dim, s.gdn_kernel,
+                       pool.layout().floats};
+    b.program().fork(Lane::kSide);
+    p_.dense(Lane::kSide, x, {w.a, w.b}, {in_.a, in_.b});
+    p_.linear(Lane::kMain, p_.rows(), x, {w.qkv, w.z}, {in_.u, z_});
+    b.program().join(Lane::kSide);
+
+    TrunkBuffers::Stage stage{};
+    GdnConvArgs& conv = stage.conv;
+    conv.step = p_.step();
+    conv.dims = dims;
+    conv.u = in_.u;
+    conv.a = in_.a;
+    conv.b = in_.b;
+    conv.conv = w.conv;
+    conv.rate = w.rate;
+    conv.dt_bias = w.dt_bias;
+    conv.window = pool.slots() + slot.window;
+    conv.qkv = qkv_;
+    conv.decay = decay_;
+    conv.beta = beta_;
+    stage.recur = {p_.step(), dims, qkv_, decay_, beta_, pool.slots() + slot.state, o_};
+    stage.push = {p_.step(),        in_.u,           pool.slots() + slot.window, dims.slot_stride,
+                  s.gdn_kernel - 1, s.gdn_channels()};
+    b.add(Lane::kMain, stage.conv);
+    b.add(Lane::kMain, stage.recur);
+    b.add(Lane::kMain, stage.push);
+    b.add(Lane::kMain, GdnGateArgs{p_.rows(), o_, z_, w.norm, gated_, s.eps, s.gdn_v_heads,
+                                   s.gdn_silu_gate ? 1 : 0});
+    p_.linear(Lane::kMain, p_.rows(), gated_, {w.out}, {y});
+    return stage;
+  }
+
+ private:
+  struct Inputs {
+    float *u, *a, *b;  // (rows, channels), (rows, v_heads) twice
+  };
+  Inputs take_inputs() {
+    const ModelShape& s = p_.shape();
+    const std::int64_t r = p_.step().max_rows;
+    GraphBuilder& b = p_.builder();
+    return {b.take<float>(r * s.gdn_channels()), b.take<float>(r * s.gdn_v_heads),
+            b.take<float>(r * s.gdn_v_heads)};
+  }
+
+  LayerParts& p_;
+  const GraphContext& c_;
+  const bool staged_;
+  Inputs in_{};
+  float *z_, *qkv_, *decay_, *beta_, *o_, *gated_;
+};
+
+// The n-gram layer. Its rows depend on token ids alone, so hash, gather and projections run beside
+// the first layers.
+class PlePart {
+ public:
+  PlePart(LayerParts& parts, const GraphContext& context, const std::byte* packed_host)
+      : p_(parts), c_(context) {
+    const ModelShape& s = p_.shape();
+    const std::int64_t r = p_.step().max_rows;
+    GraphBuilder& b = p_.builder();
+    const NgramTable& table = c_.checkpoint.ngram();
+    const std::int32_t heads = s.ngram_heads();
+    auto* ids = b.take<std::int64_t>(r * heads);
+    auto* packed = b.take<std::byte>(r * heads * table.row_bytes);
+    auto* e = b.take<float>(r * heads * s.ngram_width);
+    key_ = b.take<float>(r * s.stack());
+    value_ = b.take<float>(r * s.hidden);
+    gate_ = b.take<float>(r * s.streams);
+    m_ = b.take<float>(r * s.stack());
+
+    b.program().fork(Lane::kTable);
+    const PleWeights& w = *c_.weights.ple;
+    if (packed_host != nullptr) {
+      b.program().copy(Lane::kTable, packed, packed_host,
+                       static_cast<std::size_t>(r * heads * table.row_bytes));
+    } else {
+      NgramHashArgs hash = ngram_hash_args(s, table, p_.step());
+      hash.ids = ids;
+      b.add(Lane::kTable, hash);
+      b.add(Lane::kTable, NgramGatherArgs{p_.rows(), ids, w.shards, packed, table.shard_rows,
+                                          table.rows, heads, table.row_bytes});
+    }
+    b.add(Lane::kTable, NgramDecodeArgs{p_.rows(), packed, w.bias, e, heads, s.ngram_width,
+                                        table.bits, table.row_bytes});
+    p_.dense(Lane::kTable, e, {w.key, w.value}, {key_, value_});
+  }
+
+  // S += PLE(S); joins the table stream.
+  WindowPushArgs add(float* streams) {
+    const ModelShape& s = p_.shape();
+    GraphBuilder& b = p_.builder();
+    const PleWeights& w = *c_.weights.ple;
+    float* window = c_.state.slots() + c_.state.layout().ple_window;
+    const std::int64_t stride = c_.state.layout().floats;
+    b.program().join(Lane::kTable);
+    b.add(Lane::kMain, PleGateArgs{p_.rows(), streams, key_, value_, w.norm_key, w.norm_query,
+                                   w.norm_conv, gate_, m_, s.eps, s.streams, s.hidden});
+    b.add(Lane::kMain, PleConvArgs{p_.step(), streams, gate_, value_, m_, w.conv, window, stride,
+                                   s.streams, s.hidden, s.ple_kernel, s.ngram_size});
+    const WindowPushArgs push{p_.step(), m_, window, stride, s.ngram_size * (s.ple_kernel - 1),
+                              s.stack()};
+    b.add(Lane::kMain, push);
+    return push;
+  }
+
+ private:
+  LayerParts& p_;
+  const GraphContext& c_;
+  float *key_, *value_, *gate_, *m_;
+};
+
+}  // namespace
+
+NgramHashArgs ngram_hash_args(const ModelShape& shape, const NgramTable& table,
+                              const StepView& step) {
+  NgramHashArgs a{};
+  a.step = step;
+  std::copy(table.multipliers.begin(), table.multipliers.end(), a.multipliers);
+  std::copy(table.sizes.begin(), table.sizes.end(), a.sizes);
+  std::copy(table.offsets.begin(), table.offsets.end(), a.offsets);
+  a.heads = shape.ngram_heads();
+  a.separator = shape.separator;
+  return a;
+}
+
+TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+                         const TrunkOptions& options) {
+  LayerParts parts(builder, context, step);
+  const ModelShape& s = parts.shape();
+  const Weights& w = context.weights;
+  const Scratch& t = parts.scratch();
+  GdnPart gdn(parts, context, options.staged);
+  TrunkBuffers out{};
+  out.streams = builder.take<float>(std::int64_t{step.max_rows} * s.stack());
+
+  std::optional<PlePart> ple;
+  if (w.ple) ple.emplace(parts, context, options.packed_host);
+  builder.add(Lane::kMain, EmbedArgs{step, w.embedding, out.streams, s.streams, s.hidden});
+
+  const float* pending_inj = nullptr;
+  const float* pending_y = nullptr;
+  std::size_t attention_index = 0;
+  for (std::size_t l = 0; l < w.layers.size(); ++l) {
+    const LayerWeights& layer = w.layers[l];
+    if (static_cast<std::int32_t>(l) == s.ple_layer) {
+      if (pending_y != nullptr) parts.residual(out.streams, pending_inj, pending_y);
+      pending_inj = pending_y = nullptr;
+      out.ple_push = ple->add(out.streams);
+      out.has_ple_push = true;
+    }
+    parts.mix(out.streams, layer.attn_mix, pending_inj, pending_y, t.x, t.inj);
+    if (layer.kind == LayerKind::kDeltaNet) {
+      out.stages.push_back(gdn.add(layer.gdn, context.state.layout().gdn[l], t.x, t.y));
+    } else {
+      parts.attention(layer.attn, context.state.planes(attention_index++), t.x, t.y);
+    }
+    parts.mix(out.streams, layer.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
+    parts.moe(layer.moe, t.mlp_x, t.mlp_y);
+    pending_inj = t.mlp_inj;
+    pending_y = t.mlp_y;
+    if (options.taps != nullptr) {
+      parts.residual(out.streams, pending_inj, pending_y);
+      pending_inj = pending_y = nullptr;
+      const std::int64_t row_floats = s.stack();
+      const std::int64_t floats = step.max_rows * row_floats;
+      builder.program().copy(Lane::kMain, options.taps + static_cast<std::int64_t>(l) * floats,
+                             out.streams, static_cast<std::size_t>(floats) * sizeof(float));
+    }
+  }
+  if (pending_y != nullptr) parts.residual(out.streams, pending_inj, pending_y);
+  parts.head(out.streams, w.mixer, &out.logits, &out.tokens);
+  return out;
+}
+
+void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepView& step) {
+  for (TrunkBuffers::Stage stage : trunk.stages) {
+    stage.conv.step = stage.recur.step = stage.push.step = step;
+    builder.add(Lane::kMain, stage.conv);
+    builder.add(Lane::kMain, stage.recur);
+    builder.add(Lane::kMain, stage.push);
+  }
+  if (trunk.has_ple_push) {
+    WindowPushArgs push = trunk.ple_push;
+    push.step = step;
+    builder.add(Lane::kMain, push);
+  }
+}
+
+MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step) {
+  LayerParts parts(builder, context, step);
+  const ModelShape& s = parts.shape();
+  const MtpWeights& w = *context.weights.mtp;
+  const Scratch& t = parts.scratch();
+  const std::int64_t r = step.max_rows;
+  MtpBuffers out{};
+  out.hidden = builder.take<float>(r * s.stack());
+  out.streams = builder.take<float>(r * s.stack());
+  auto* e = builder.take<float>(r * s.hidden);
+  auto* h = builder.take<float>(r * s.stack());
+  auto* fe = builder.take<float>(r * s.hidden);
+  auto* fh = builder.take<float>(r * s.stack());
+
+  builder.add(Lane::kMain,
+              MtpNormArgs{step, context.weights.embedding, out.hidden, w.norm_embed, w.norm_hidden,
+                          e, h, s.eps, s.streams, s.hidden, s.mtp_per_stream ? 1 : 0});
+  parts.linear(Lane::kMain, parts.rows(), e, {w.fc_embedding}, {fe});
+  parts.linear(Lane::kMain, parts.rows(s.streams), h, {w.fc_hidden}, {fh});
+  builder.add(Lane::kMain, MtpJoinArgs{parts.rows(), fe, fh, out.streams, s.streams, s.hidden});
+
+  parts.mix(out.streams, w.block.attn_mix, nullptr, nullptr, t.x, t.inj);
+  const auto layers = context.weights.layers.size();
+  std::size_t planes = 0;
+  for (std::size_t l = 0; l < layers; ++l) {
+    if (context.weights.layers[l].kind == LayerKind::kAttention) ++planes;
+  }
+  parts.attention(w.block.attn, context.state.planes(planes), t.x, t.y);
+  parts.mix(out.streams, w.block.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
+  parts.moe(w.block.moe, t.mlp_x, t.mlp_y);
+  parts.residual(out.streams, t.mlp_inj, t.mlp_y);
+  parts.head(out.streams, w.mixer, &out.logits, &out.tokens);
+  return out;
+}
+
+}  // namespace flashnext

@@ -1,0 +1,72 @@
+// The layer graph: ModelShape and weights -> the ordered op list of a step (spec/model.md 2 to 7).
+#pragma once
+
+#include "cpp/bank/weights.h"
+#include "cpp/model/program.h"
+#include "cpp/model/state.h"
+#include "cpp/model/step_buffer.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace flashnext {
+
+struct Bucket {
+  std::int32_t rows;
+  std::int32_t segments;
+  std::int32_t outputs;
+};
+
+struct GraphContext {
+  const Checkpoint& checkpoint;
+  const Weights& weights;
+  const StatePool& state;
+  std::int32_t levels;
+  std::int32_t window;  // most positions of a lane
+};
+
+// What a trunk program leaves behind, at device addresses that stay valid until the next program
+// runs.
+struct TrunkBuffers {
+  float* streams;        // (rows, S, D): after the last layer
+  float* logits;         // (outputs, vocab)
+  std::int32_t* tokens;  // (outputs): what the sampler drew
+  // What a rewind replays; kept apart a layer when `staged`.
+  struct Stage {
+    GdnConvArgs conv;
+    GdnRecurArgs recur;
+    WindowPushArgs push;
+  };
+  std::vector<Stage> stages;
+  WindowPushArgs ple_push;
+  bool has_ple_push;
+};
+
+struct TrunkOptions {
+  bool staged = false;    // the step may be rewound: per-layer inputs of the recurrences are kept
+  float* taps = nullptr;  // (layers, rows, S * D): streams after every layer, or null
+  std::byte* packed_host =
+      nullptr;  // pinned (rows, heads, row_bytes): n-gram rows that the host gathered, or null
+};
+
+// The hash of a model's n-grams for the rows of `step`; ids is left for the caller.
+NgramHashArgs ngram_hash_args(const ModelShape& shape, const NgramTable& table,
+                              const StepView& step);
+
+// Adds the trunk to `builder`; `step` is the device view of the bucket.
+TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+                         const TrunkOptions& options);
+
+// Adds the replay of the first head->rows rows of every recurrence, with the segments of `step`.
+void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepView& step);
+
+struct MtpBuffers {
+  float* hidden;         // in (rows, S, D): the trunk's streams at the row's position
+  float* streams;        // out (rows, S, D): after the block
+  float* logits;         // (outputs, vocab)
+  std::int32_t* tokens;  // (outputs)
+};
+// Row: token = id at the next position, pos = slot.
+MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step);
+
+}  // namespace flashnext

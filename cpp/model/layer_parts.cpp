@@ -1,0 +1,183 @@
+#include "cpp/model/layer_parts.h"
+
+#include <algorithm>
+
+namespace flashnext {
+
+LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step)
+    : b_(builder), c_(context), s_(context.checkpoint.shape()), step_(step) {
+  attn_ = {s_.heads,     s_.kv_heads,    s_.head_dim,     s_.rotary, s_.index_heads,
+           s_.index_dim, s_.index_block, s_.max_blocks(), s_.eps};
+  const std::int64_t r = step.max_rows;
+  scratch_.x = b_.take<float>(r * s_.hidden);
+  scratch_.inj = b_.take<float>(r * s_.streams);
+  scratch_.y = b_.take<float>(r * s_.hidden);
+  scratch_.mlp_x = b_.take<float>(r * s_.hidden);
+  scratch_.mlp_inj = b_.take<float>(r * s_.streams);
+  scratch_.mlp_y = b_.take<float>(r * s_.hidden);
+  at_.qg = b_.take<float>(r * 2 * s_.q_dim());
+  at_.k = b_.take<float>(r * s_.kv_dim());
+  at_.v = b_.take<float>(r * s_.kv_dim());
+  at_.index = b_.take<float>(r * (s_.index_heads + 1) * s_.index_dim);
+  at_.q = b_.take<float>(r * s_.q_dim());
+  at_.iq = b_.take<float>(r * s_.index_heads * s_.index_dim);
+  at_.o = b_.take<float>(r * s_.q_dim());
+  at_.blocks = b_.take<std::int32_t>(r * s_.max_blocks());
+  at_.count = b_.take<std::int32_t>(r);
+  moe_.router = b_.take<float>(r * s_.experts);
+  moe_.shared_gate = b_.take<float>(r);
+  moe_.ids = b_.take<std::int32_t>(r * s_.top_k);
+  moe_.weights = b_.take<float>(r * s_.top_k);
+  moe_.slot_y = b_.take<float>(r * s_.top_k * s_.hidden);
+  moe_.shared_y = b_.take<float>(r * s_.hidden);
+}
+
+void LayerParts::mix(float* streams, const MixWeight& w, const float* pending_inj,
+                     const float* pending_y, float* x, float* inj) {
+  MixArgs a{};
+  a.rows = rows();
+  a.streams = streams;
+  a.pending_inj = pending_inj;
+  a.pending_y = pending_y;
+  a.w = w;
+  a.x = x;
+  a.inj = inj;
+  a.eps = s_.eps;
+  a.num_streams = s_.streams;
+  a.dim = s_.hidden;
+  a.rank = s_.rank;
+  b_.add(Lane::kMain, a);
+}
+
+void LayerParts::linear(Lane lane, RowCount rows, const float* x,
+                        std::initializer_list<Exl3Weight> w, std::initializer_list<float*> y) {
+  Exl3LinearArgs a{};
+  a.rows = rows;
+  a.x = x;
+  std::copy(w.begin(), w.end(), a.w);
+  std::copy(y.begin(), y.end(), a.y);
+  a.n = static_cast<std::int32_t>(w.size());
+  a.levels = c_.levels;
+  b_.add(lane, a);
+}
+
+void LayerParts::dense(Lane lane, const float* x, std::initializer_list<DenseWeight> w,
+                       std::initializer_list<float*> y) {
+  DenseArgs a{};
+  a.rows = rows();
+  a.x = x;
+  std::copy(w.begin(), w.end(), a.w);
+  std::copy(y.begin(), y.end(), a.y);
+  a.n = static_cast<std::int32_t>(w.size());
+  b_.add(lane, a);
+}
+
+void LayerParts::residual(float* streams, const float* inj, const float* y) {
+  b_.add(Lane::kMain, ResidualArgs{rows(), streams, inj, y, s_.streams, s_.hidden});
+}
+
+void LayerParts::attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y) {
+  linear(Lane::kMain, rows(), x, {w.q, w.k, w.v, w.index}, {at_.qg, at_.k, at_.v, at_.index});
+  AttnPrepareArgs prepare{};
+  prepare.step = step_;
+  prepare.dims = attn_;
+  prepare.qg = at_.qg;
+  prepare.k = at_.k;
+  prepare.v = at_.v;
+  prepare.index = at_.index;
+  prepare.q_norm = w.q_norm;
+  prepare.k_norm = w.k_norm;
+  prepare.iq_norm = w.iq_norm;
+  prepare.ik_norm = w.ik_norm;
+  prepare.rope = c_.weights.rope;
+  prepare.planes = planes;
+  prepare.q = at_.q;
+  prepare.iq = at_.iq;
+  b_.add(Lane::kMain, prepare);
+
+  IndexSelectArgs select{};
+  select.step = step_;
+  select.dims = attn_;
+  select.iq = at_.iq;
+  select.planes = planes;
+  select.blocks = at_.blocks;
+  select.count = at_.count;
+  select.max_context = c_.window;
+  b_.add(Lane::kMain, select);
+
+  AttentionArgs attend{};
+  attend.step = step_;
+  attend.dims = attn_;
+  attend.q = at_.q;
+  attend.qg = at_.qg;
+  attend.blocks = at_.blocks;
+  attend.count = at_.count;
+  attend.planes = planes;
+  attend.y = at_.o;
+  attend.max_context = c_.window;
+  b_.add(Lane::kMain, attend);
+  linear(Lane::kMain, rows(), at_.o, {w.o}, {y});
+}
+
+void LayerParts::moe(const MoeWeights& w, const float* x, float* y) {
+  ExpertsArgs e{};
+  e.rows = rows();
+  e.x = x;
+  e.dim = s_.hidden;
+  e.levels = c_.levels;
+
+  // The shared expert does not wait for the router.
+  b_.program().fork(Lane::kSide);
+  ExpertsArgs shared = e;
+  shared.experts = w.shared;
+  shared.y = moe_.shared_y;
+  shared.num_experts = 1;
+  shared.slots = 1;
+  shared.inner = s_.shared_inner;
+  std::copy_n(w.shared_words, 3, shared.words);
+  b_.add(Lane::kSide, shared);
+
+  dense(Lane::kMain, x, {w.router, w.shared_gate}, {moe_.router, moe_.shared_gate});
+  b_.add(Lane::kMain, RouteArgs{rows(), moe_.router, moe_.ids, moe_.weights, s_.experts, s_.top_k,
+                                s_.norm_topk ? 1 : 0});
+  e.ids = moe_.ids;
+  e.experts = w.experts;
+  e.y = moe_.slot_y;
+  e.num_experts = s_.experts;
+  e.slots = s_.top_k;
+  e.inner = s_.expert_inner;
+  std::copy_n(w.words, 3, e.words);
+  b_.add(Lane::kMain, e);
+  b_.program().join(Lane::kSide);
+  b_.add(Lane::kMain, CombineArgs{rows(), moe_.slot_y, moe_.weights, moe_.shared_y,
+                                  moe_.shared_gate, y, s_.top_k, s_.hidden});
+}
+
+void LayerParts::head(float* streams, const MixWeight& mixer, float** logits,
+                      std::int32_t** tokens) {
+  const std::int64_t n = step_.max_outputs;
+  float* x = b_.take<float>(n * s_.hidden);
+  *logits = b_.take<float>(n * c_.weights.head.out);
+  *tokens = b_.take<std::int32_t>(n);
+  MixArgs a{};
+  a.rows = outputs();
+  a.pick = step_.outputs;
+  a.streams = streams;
+  a.w = mixer;
+  a.x = x;
+  a.eps = s_.eps;
+  a.num_streams = s_.streams;
+  a.dim = s_.hidden;
+  a.rank = s_.rank;
+  b_.add(Lane::kMain, a);
+  linear(Lane::kMain, outputs(), x, {c_.weights.head}, {*logits});
+  SampleArgs sample{};
+  sample.step = step_;
+  sample.logits = *logits;
+  sample.tokens = *tokens;
+  sample.vocab = c_.weights.head.out;
+  sample.limit = s_.vocab;
+  b_.add(Lane::kMain, sample);
+}
+
+}  // namespace flashnext

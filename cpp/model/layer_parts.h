@@ -1,0 +1,65 @@
+// Parts of a decoder layer that trunk and MTP head share. Internal to the model room.
+#pragma once
+
+#include "cpp/model/layer_graph.h"
+
+namespace flashnext {
+
+// Buffers that one layer after another reuses.
+struct Scratch {
+  float* x;        // (rows, D): input of a sublayer
+  float* inj;      // (rows, S)
+  float* y;        // (rows, D): output of a sublayer
+  float* mlp_x;    // (rows, D)
+  float* mlp_inj;  // (rows, S)
+  float* mlp_y;    // (rows, D)
+};
+
+class LayerParts {
+ public:
+  LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step);
+
+  RowCount rows(std::int32_t scale = 1) const {
+    return {&step_.head->rows, scale, step_.max_rows * scale};
+  }
+  RowCount outputs() const { return {&step_.head->outputs, 1, step_.max_outputs}; }
+  const Scratch& scratch() const { return scratch_; }
+
+  // x, inj = Mix(S); the residual of the sublayer before, if any, is applied first.
+  void mix(float* streams, const MixWeight& w, const float* pending_inj, const float* pending_y,
+           float* x, float* inj);
+  void linear(Lane lane, RowCount rows, const float* x, std::initializer_list<Exl3Weight> w,
+              std::initializer_list<float*> y);
+  void dense(Lane lane, const float* x, std::initializer_list<DenseWeight> w,
+             std::initializer_list<float*> y);
+  void residual(float* streams, const float* inj, const float* y);
+
+  // y = attention(x), with the layer's planes.
+  void attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y);
+  // y = mixture of experts (x).
+  void moe(const MoeWeights& w, const float* x, float* y);
+  // Final mix over the rows whose logits are wanted, head, sampler.
+  void head(float* streams, const MixWeight& mixer, float** logits, std::int32_t** tokens);
+
+  const ModelShape& shape() const { return s_; }
+  GraphBuilder& builder() { return b_; }
+  const StepView& step() const { return step_; }
+
+ private:
+  GraphBuilder& b_;
+  const GraphContext& c_;
+  const ModelShape& s_;
+  const StepView step_;
+  AttnDims attn_{};
+  Scratch scratch_{};
+  struct {
+    float *qg, *k, *v, *index, *q, *iq, *o;
+    std::int32_t *blocks, *count;
+  } at_{};
+  struct {
+    float *router, *shared_gate, *weights, *slot_y, *shared_y;
+    std::int32_t* ids;
+  } moe_{};
+};
+
+}  // namespace flashnext

@@ -1,0 +1,121 @@
+// Program: the ordered op list of a step, on a few streams joined by events, at fixed addresses.
+// Built once per bucket of rows by layer_graph.h; run eagerly or captured into a graph, the same
+// list either way. GraphBuilder: lays out activations and scratch in one arena. The same building
+// code runs twice, first to count bytes and then to place, so that sizes cannot drift apart.
+#pragma once
+
+#include "cpp/device/device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+namespace flashnext {
+
+// The streams of a program: the main one, one beside it within a layer, and one for the n-gram
+// table.
+enum class Lane : std::uint8_t { kMain, kSide, kTable };
+inline constexpr std::size_t kNumLanes = 3;
+
+// The streams and events that programs run on. One set serves all programs of an engine.
+struct ProgramStreams {
+  explicit ProgramStreams(Device& device)
+      : streams{Stream(device), Stream(device), Stream(device)},
+        forked{Event(device), Event(device), Event(device)},
+        joined{Event(device), Event(device), Event(device)} {}
+  StreamId stream(Lane lane) const { return streams[static_cast<std::size_t>(lane)].id(); }
+  StreamId main() const { return stream(Lane::kMain); }
+
+  std::array<Stream, kNumLanes> streams;
+  std::array<Event, kNumLanes> forked, joined;  // a lane; unused for kMain
+};
+
+class Program {
+ public:
+  template <class Args>
+  void add(Lane lane, const Args& args) {
+    Instruction i{};
+    i.kind = Kind::kOp;
+    i.lane = lane;
+    i.op = Args::kOp;
+    i.bytes = sizeof(Args);
+    i.offset = args_.size();
+    args_.resize(args_.size() + (sizeof(Args) + 15) / 16 * 16);
+    std::memcpy(args_.data() + i.offset, &args, sizeof(Args));
+    instructions_.push_back(i);
+  }
+  void copy(Lane lane, void* to, const void* from, std::size_t bytes);
+  // `lane` continues from here in the main stream / the main stream waits for what `lane` has been
+  // given so far.
+  void fork(Lane lane);
+  void join(Lane lane);
+
+  void enqueue(Device& device, const ProgramStreams& streams) const;
+  std::size_t num_ops() const noexcept;
+
+ private:
+  enum class Kind : std::uint8_t { kOp, kCopy, kFork, kJoin };
+  struct Instruction {
+    Kind kind;
+    Lane lane;
+    Op op;
+    std::size_t offset;  // of the arguments
+    std::size_t bytes;
+    void* to;
+    const void* from;
+  };
+  std::vector<Instruction> instructions_;
+  std::vector<std::byte> args_;
+};
+
+class GraphBuilder {
+ public:
+  struct Sizes {
+    std::size_t activations = 0;
+    std::array<std::size_t, kNumLanes> workspace{};
+    std::size_t total() const {
+      return std::accumulate(workspace.begin(), workspace.end(), activations);
+    }
+  };
+
+  // base = null: count only. Else `sizes` is what a counting run returned, and base has
+  // sizes.total() bytes.
+  GraphBuilder(const Device& device, std::byte* base, const Sizes& sizes)
+      : device_(device), base_(base), sizes_(sizes) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    const std::size_t begin = used_.activations;
+    used_.activations += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return reinterpret_cast<T*>(base_ + begin);
+  }
+
+  template <class Args>
+  void add(Lane lane, Args args) {
+    if constexpr (requires { args.workspace; }) {
+      const auto i = static_cast<std::size_t>(lane);
+      const std::size_t bytes = (device_.workspace_bytes(Args::kOp, &args) + 255) / 256 * 256;
+      used_.workspace[i] = std::max(used_.workspace[i], bytes);
+      const auto begin = std::accumulate(sizes_.workspace.begin(),
+                                         sizes_.workspace.begin() + static_cast<std::ptrdiff_t>(i),
+                                         sizes_.activations);
+      args.workspace = {base_ + begin, sizes_.workspace[i]};
+    }
+    program_.add(lane, args);
+  }
+  Program& program() noexcept { return program_; }
+
+  const Sizes& used() const noexcept { return used_; }
+
+ private:
+  const Device& device_;
+  std::byte* base_;
+  Sizes sizes_;
+  Sizes used_;
+  Program program_;
+};
+
+}  // namespace flashnext
