@@ -1,0 +1,87 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+class Error(Exception): ...
+class InputError(Error, ValueError): ...
+class CheckpointError(InputError): ...
+
+class OutOfMemory(Error, MemoryError):
+    space: str
+    bytes: int
+
+class DeviceError(Error, RuntimeError): ...
+class LogicError(Error, RuntimeError): ...
+
+def build_info() -> dict[str, Any]: ...
+def devices() -> list[dict[str, str]]: ...
+def inspect(path: str) -> dict[str, Any]: ...
+
+class Session:
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "auto",
+        window: int = 0,
+        lanes: int = 1,
+        threads: int = 0,
+        levels: int = 32258,
+        seed: int = 0,
+        isa: str = "auto",
+        graphs: bool = True,
+        chunk: int = 512,
+        prefix_snapshots: int = 8,
+        memory_limit: int = 0,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None: ...
+    @property
+    def shape(self) -> dict[str, Any]: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def notes(self) -> list[str]: ...
+    def generate(
+        self,
+        prompts: list[list[int]],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        seed: int,
+        stop_ids: list[int],
+        token_limit: int,
+        on_token: Callable[[int, int], bool] | None,
+        on_prefill: Callable[[int, int, int], None] | None,
+    ) -> list[dict[str, Any]]: ...
+    def cancel(self) -> None: ...
+    def logits(self, ids: list[int]) -> npt.NDArray[np.float32]: ...
+    def mtp_logits(self, ids: list[int]) -> npt.NDArray[np.float32]: ...
+    def streams(self, ids: list[int]) -> npt.NDArray[np.float32]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+def exl3_reconstruct_sums(trellis: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]: ...
+def exl3_codebook() -> npt.NDArray[np.uint16]: ...
+def exl3_linear(
+    trellis: npt.NDArray[np.int16],
+    suh: npt.NDArray[Any],
+    svh: npt.NDArray[Any],
+    x: npt.NDArray[np.float32],
+    levels: int,
+    isa: str,
+    threads: int,
+    bias: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[np.float32]: ...
+def ring_rows(
+    rows: npt.NDArray[np.int16], bits: int, bias: npt.NDArray[Any] | None
+) -> npt.NDArray[np.float32]: ...
+def elementwise(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...

@@ -1,0 +1,207 @@
+"""Checks of a request: every error names the thing, its value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashnext.errors import InputError
+
+DEFAULT_NEW_TOKENS = 256
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Checked sampling options of a request."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: tuple[str, ...]
+
+
+def unknown_options(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raises InputError for option names that do not exist, with near matches."""
+    choices = sorted(set(known) - {"self"})
+    for name in given:
+        near = difflib.get_close_matches(name, choices, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(choices)}"
+        raise InputError(f"{where} has no option {name!r}; {hint}")
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Returns ``value`` as an int in ``low..high``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, expected a whole number")
+    if number < low or (high is not None and number > high):
+        limits = f"at least {low}" if high is None else f"{low} to {high}"
+        raise InputError(f"{name} is {number}, expected {limits}")
+    return number
+
+
+def real(name: str, value: Any, expected: str) -> float:
+    """Returns ``value`` as a finite float; ``expected`` words the range for the message."""
+    if isinstance(value, (bool, str, bytes)):
+        raise InputError(f"{name} is {value!r}, expected {expected}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is {value!r}, expected {expected}") from None
+    if not math.isfinite(number):
+        raise InputError(f"{name} is {number}, expected {expected}")
+    return number
+
+
+def word(name: str, value: Any) -> str:
+    """Returns ``value`` if it is a text."""
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {value!r}, expected a text")
+    return value
+
+
+def sampling(
+    temperature: Any, top_p: Any, top_k: Any, min_p: Any, seed: Any, stop: Any
+) -> Sampling:
+    """Checks the sampling options of a request."""
+    temperature = real("temperature", temperature, "0 (greedy) or a positive number")
+    if temperature < 0:
+        raise InputError(f"temperature is {temperature}, expected 0 (greedy) or a positive number")
+    top_p = real("top_p", top_p, "more than 0 and at most 1 (1 = off)")
+    if not 0 < top_p <= 1:
+        raise InputError(f"top_p is {top_p}, expected more than 0 and at most 1 (1 = off)")
+    min_p = real("min_p", min_p, "0 to 1 (0 = off)")
+    if not 0 <= min_p <= 1:
+        raise InputError(f"min_p is {min_p}, expected 0 to 1 (0 = off)")
+    return Sampling(
+        temperature,
+        top_p,
+        whole("top_k", top_k, 0, 2**31 - 1),
+        min_p,
+        whole("seed", seed, 0, MAX_SEED),
+        stop_strings(stop),
+    )
+
+
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    """Checks ``stop``: a string or several, none of them empty."""
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop) if is_list(stop) else None
+    if stops is None or not all(isinstance(s, str) for s in stops):
+        raise InputError(f"stop is {stop!r}, expected a string or a list of strings")
+    if "" in stops:
+        raise InputError("stop has an empty string, which would end every answer at once")
+    return stops
+
+
+def token_ids(ids: Any, vocab: int, name: str = "token ids") -> list[int]:
+    """Returns ``ids`` as a list of ints in the vocabulary.
+
+    Raises:
+        InputError: empty, not whole numbers, or out of range (the position is named).
+    """
+    values = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    if not is_list(values):
+        raise InputError(f"{name} is a {type(ids).__name__}, expected a list of whole numbers")
+    if len(values) == 0:
+        raise InputError(f"{name} is empty: the model needs at least one token to start from")
+    checked = []
+    for position, value in enumerate(values):
+        try:
+            token = operator.index(value)
+        except TypeError:
+            token = -1
+        if isinstance(value, bool) or not 0 <= token < vocab:
+            raise InputError(
+                f"{name}: {value!r} at position {position} is not a token id of this model "
+                f"(0..{vocab - 1})"
+            )
+        checked.append(token)
+    return checked
+
+
+def window_room(prompts: Sequence[Sequence[int]], max_new_tokens: Any, window: int) -> int:
+    """Returns how many tokens may be generated after each prompt.
+
+    Without ``max_new_tokens`` it is 256, or less where the window has less room.
+
+    Raises:
+        InputError: prompt and answer do not fit into the window together.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    if max_new_tokens is None:
+        room = min(DEFAULT_NEW_TOKENS, window - longest)
+        if room >= 1:
+            return room
+        wanted = 1
+    else:
+        wanted = whole("max_new_tokens", max_new_tokens, 1)
+    if longest + wanted > window:
+        raise InputError(
+            f"the prompt has {longest} tokens and max_new_tokens is {wanted}: together "
+            f"{longest + wanted}, more than the window of {window}; shorten the prompt, lower "
+            "max_new_tokens, or open the session with a larger window"
+        )
+    return wanted
+
+
+def check_length(ids: Sequence[int], window: int) -> None:
+    """Raises InputError when a sequence alone does not fit into the window."""
+    if len(ids) > window:
+        raise InputError(
+            f"{len(ids)} tokens are more than the window of {window}; shorten the sequence or "
+            "open the session with a larger window"
+        )
+
+
+def is_messages(prompt: Any) -> bool:
+    """True for a list of messages (dicts with a role)."""
+    return is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def is_batch(prompt: Any) -> bool:
+    """True for a list of prompts: texts, or lists."""
+    return (
+        is_list(prompt) and len(prompt) > 0 and (isinstance(prompt[0], str) or is_list(prompt[0]))
+    )
+
+
+def is_list(value: Any) -> bool:
+    """True for a sequence or array that is not text."""
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+
+
+def log_probabilities(
+    logits: npt.NDArray[np.float32], ids: Sequence[int], valid: int
+) -> npt.NDArray[np.float32]:
+    """Log-probability of each token given those before it.
+
+    Args:
+        logits: float32 [tokens, vocab].
+        ids: the tokens.
+        valid: columns from here on are padding and get no probability.
+
+    Returns:
+        float32 [tokens]; the first is NaN, for nothing comes before it.
+    """
+    out = np.full(len(ids), np.nan, np.float32)
+    # Row by row: a float64 copy of all rows of a large vocabulary would not be small.
+    for t in range(1, len(ids)):
+        row = logits[t - 1, : max(valid, ids[t] + 1)].astype(np.float64)
+        top = row.max()
+        out[t] = row[ids[t]] - top - math.log(float(np.exp(row - top).sum()))
+    return out

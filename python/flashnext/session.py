@@ -1,0 +1,487 @@
+"""Session: a checkpoint opened on a device, ready to answer."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from flashnext import _core, checks
+from flashnext.errors import CheckpointError, InputError
+from flashnext.generation import Generation
+from flashnext.paths import checkpoint_folder
+from flashnext.requests import (
+    GenerateOptions,
+    OnPrefill,
+    OnRequestToken,
+    OnToken,
+    run_requests,
+)
+from flashnext.stream import Put, Stream
+from flashnext.template import ChatTemplate, Message, check_messages
+from flashnext.tokenizer import Tokenizer, stop_ids
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Prompt = str | Sequence[int] | Sequence[Message] | npt.NDArray[Any]
+Progress = Callable[[str, int, int], None]
+
+
+class Session:
+    """A checkpoint opened on a device.
+
+    The logits at a position depend on the token ids before it and on nothing else: not on threads,
+    lanes, chunk size, reused prefixes or other requests. So the same call gives the same answer.
+
+    Args:
+        path: checkpoint folder (``config.json``, ``*.safetensors``, ``tokenizer.json``).
+        device: ``auto`` (a supported GPU if there is one, else the host; ``notes`` says what was
+            taken), ``host``, ``cuda`` or ``cuda:N``.
+        window: most tokens of one sequence, prompt and answer together. None: the smaller of
+            32768 and the model's limit.
+        lanes: how many requests of ``generate_batch`` run together.
+        threads: CPU threads; 0: as many as the process may use.
+        levels: activation levels of the integer linears, 32258 or 127.
+        seed: seed of sampling where a request gives none.
+        isa: instruction set of the host device, ``auto`` or one that this CPU has; for tests.
+        graphs: replay captured graphs of the steps (the bits are the same without).
+        chunk: prompt tokens a step.
+        prefix_snapshots: how many states are kept for prefix reuse.
+        memory_limit: most bytes that may be allocated; 0: no limit of its own.
+        progress: called as ``progress(stage, done, total)`` while the checkpoint loads.
+
+    Attributes:
+        path: the checkpoint folder.
+        device: the device in use, ``host`` or ``cuda:N``.
+        window: most tokens of one sequence.
+        lanes: requests that run together.
+        shape: dimensions of the model by name.
+        vocab_size: columns of the logits, padding included.
+        tokenizer: the checkpoint's tokenizer.
+        stop_ids: ids that end an answer.
+        notes: what is worth knowing about the load: device choice, oddities of the checkpoint.
+
+    Raises:
+        CheckpointError: the folder is not a sound checkpoint of this architecture.
+        InputError: an option is wrong.
+        OutOfMemory: names the parts and the sum that did not fit.
+        DeviceError: the device asked for is not there or failed.
+
+    Example:
+        >>> import flashnext
+        >>> session = flashnext.Session(flashnext.demo_path())
+        >>> session.generate("Add 17 and 14.").text
+        '17 + 14 = 31.'
+        >>> session.close()
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str = "auto",
+        window: int | None = None,
+        lanes: int = 1,
+        threads: int = 0,
+        levels: int = 32258,
+        seed: int = 0,
+        isa: str = "auto",
+        graphs: bool = True,
+        chunk: int = 512,
+        prefix_snapshots: int = 8,
+        memory_limit: int = 0,
+        progress: Progress | None = None,
+        **unknown: Any,
+    ) -> None:
+        checks.unknown_options(unknown, _parameters(Session.__init__), "Session")
+        self.path: Path = checkpoint_folder(path)
+        self._seed = checks.whole("seed", seed, 0, checks.MAX_SEED)
+        self.tokenizer = Tokenizer(self.path)
+        self.stop_ids: list[int] = stop_ids(self.path, self.tokenizer)
+        self._template = ChatTemplate.from_folder(self.path, self.tokenizer.config)
+        core = _core.Session(
+            str(self.path),
+            device=checks.word("device", device),
+            window=0 if window is None else checks.whole("window", window, 1, 2**31 - 1),
+            lanes=checks.whole("lanes", lanes, 1, 2**31 - 1),
+            threads=checks.whole("threads", threads, 0, 2**31 - 1),
+            levels=checks.whole("levels", levels, 1, 2**31 - 1),
+            seed=self._seed,
+            isa=checks.word("isa", isa),
+            graphs=bool(graphs),
+            chunk=checks.whole("chunk", chunk, 1, 2**31 - 1),
+            prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
+            memory_limit=checks.whole("memory_limit", memory_limit, 0, 2**63 - 1),
+            progress=progress,
+        )
+        self._core: _core.Session | None = core
+        self._busy = threading.Lock()
+        self.shape: dict[str, Any] = dict(core.shape)
+        self.vocab_size: int = int(self.shape["vocab"])
+        self.window: int = core.window
+        self.lanes: int = core.lanes
+        self.device: str = core.device
+        self.notes: list[str] = list(core.notes)
+        if self.tokenizer.size > self.vocab_size:
+            core.close()
+            raise CheckpointError(
+                f"{self.path}: the tokenizer has ids up to {self.tokenizer.size - 1} and the model "
+                f"only {self.vocab_size} rows; tokenizer.json belongs to another model"
+            )
+
+    # ---- generating -----------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | None = ...,
+        *,
+        stream: Literal[False] = ...,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | None = ...,
+        *,
+        stream: Literal[True],
+        **options: Unpack[GenerateOptions],
+    ) -> Stream: ...
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stream: bool = False,
+        on_token: OnToken | None = None,
+        on_prefill: OnPrefill | None = None,
+        chat: bool | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Any] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> Generation | Stream:
+        """Answers one prompt.
+
+        The defaults are greedy, so that an answer can be reproduced; ``generation_config.json`` of
+        the checkpoint gives the stop ids only. Sampling is reproducible too: a draw depends on
+        ``seed`` and the position alone.
+
+        Args:
+            prompt: a text, token ids, or a list of messages. A text is one user message of a chat
+                when the checkpoint has a chat template (see ``chat``), else it is continued as it
+                stands. Token ids are taken as they are.
+            messages: list of ``{"role": ..., "content": ...}`` instead of ``prompt``.
+            max_new_tokens: most tokens of the answer. None: 256, or what the window has left.
+            temperature: 0 takes the likeliest token (lowest id on a tie); else logits are divided
+                by it.
+            top_p: keep the likeliest tokens until their probability reaches this (1: all).
+            top_k: keep this many likeliest tokens (0: all).
+            min_p: drop tokens less likely than this share of the likeliest (0: none).
+            seed: seed of the draws, 0 to 2**64 - 1. None: the session's.
+            stop: text or texts that end the answer; they are not part of it.
+            stream: return a :class:`Stream` of text pieces instead of waiting.
+            on_token: called as ``on_token(token, text)`` for each new token with the text that
+                became certain (maybe empty), and at the end as ``on_token(None, text)`` if text
+                was still held back. Returning True cancels the rest. With ``stream`` it runs on
+                the worker thread.
+            on_prefill: called as ``on_prefill(done, total)`` as the prompt is read, in tokens.
+            chat: for a text prompt: True applies the chat template, False does not.
+            add_generation_prompt: template argument: end with the opening of an answer.
+            enable_thinking: template argument; None leaves it to the template.
+            tools: template argument: descriptions of tools.
+            template_arguments: further arguments for the template.
+            **unknown: refused, with the near matches named.
+
+        Returns:
+            The finished :class:`Generation`, or a :class:`Stream` with ``stream=True``.
+
+        Raises:
+            InputError: the request is wrong, or the session is busy or closed.
+            OutOfMemory: the state does not fit.
+            KeyboardInterrupt: Ctrl-C; the session stays usable.
+        """
+        checks.unknown_options(unknown, _parameters(Session.generate), "generate")
+        core = self._open_core()
+        arguments = dict(template_arguments or {})
+        if enable_thinking is not None:
+            arguments["enable_thinking"] = enable_thinking
+        if messages is not None:
+            if prompt is not None:
+                raise InputError("prompt and messages are both given; give one of them")
+            prompt = check_messages(messages)
+        if checks.is_batch(prompt):
+            raise InputError("prompt is a list of prompts; use generate_batch for several at once")
+        ids = self._prompt_ids(
+            prompt,
+            chat,
+            {"add_generation_prompt": add_generation_prompt, "tools": tools, **arguments},
+        )
+        sampling = checks.sampling(
+            temperature, top_p, top_k, min_p, self._seed if seed is None else seed, stop
+        )
+        limit = checks.window_room([ids], max_new_tokens, self.window)
+
+        def run(put: Put | None) -> Generation:
+            def each(_: int, token: int | None, piece: str) -> bool:
+                gone = bool(put(piece)) if put is not None and piece else False
+                wants = on_token(token, piece) is True if on_token is not None else False
+                return gone or wants
+
+            def prefill(_: int, done: int, total: int) -> None:
+                if on_prefill is not None:
+                    on_prefill(done, total)
+
+            return run_requests(
+                core,
+                self.tokenizer,
+                self.stop_ids,
+                [ids],
+                limit,
+                sampling,
+                each if put is not None or on_token is not None else None,
+                prefill if on_prefill is not None else None,
+            )[0]
+
+        if not stream:
+            with self._exclusive():
+                return run(None)
+        self._acquire()
+
+        def run_and_release(put: Put) -> Generation:
+            try:
+                return run(put)
+            finally:
+                self._busy.release()
+
+        return Stream(run_and_release, core.cancel)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        on_token: OnRequestToken | None = None,
+        chat: bool | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> list[Generation]:
+        """Answers several prompts, up to ``lanes`` of them at a time.
+
+        Each answer is the one that ``generate`` gives for the prompt alone.
+
+        Args:
+            prompts: each a text, token ids, or a list of messages.
+            max_new_tokens: most tokens of each answer.
+            temperature: see :meth:`generate`; so are the other options not listed here.
+            top_p: see :meth:`generate`.
+            top_k: see :meth:`generate`.
+            min_p: see :meth:`generate`.
+            seed: every request draws with this seed.
+            stop: see :meth:`generate`.
+            on_token: called as ``on_token(request, token, text)``; True cancels that request.
+            chat: see :meth:`generate`.
+            template_arguments: arguments for the chat template, such as ``enable_thinking``.
+            **unknown: refused, with the near matches named.
+
+        Returns:
+            One :class:`Generation` a prompt, in the order given.
+
+        Raises:
+            InputError: a request is wrong (nothing has run then).
+        """
+        checks.unknown_options(unknown, _parameters(Session.generate_batch), "generate_batch")
+        core = self._open_core()
+        if not checks.is_list(prompts) or len(prompts) == 0:
+            raise InputError("prompts must be a list with at least one prompt")
+        arguments = dict(template_arguments or {})
+        ids = [self._prompt_ids(prompt, chat, arguments) for prompt in prompts]
+        sampling = checks.sampling(
+            temperature, top_p, top_k, min_p, self._seed if seed is None else seed, stop
+        )
+        limit = checks.window_room(ids, max_new_tokens, self.window)
+        with self._exclusive():
+            return run_requests(
+                core, self.tokenizer, self.stop_ids, ids, limit, sampling, on_token, None
+            )
+
+    def cancel(self) -> None:
+        """Ends running generations with finish reason ``cancelled``. Call it from any thread."""
+        if self._core is not None and self._busy.locked():
+            self._core.cancel()
+
+    # ---- looking inside -------------------------------------------------------------------------
+
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits after every token of a sequence.
+
+        Args:
+            ids: token ids.
+
+        Returns:
+            float32 [tokens, vocab_size]; row t predicts token t + 1. Columns from
+            ``tokenizer.size`` on are padding. The array takes 4 * tokens * vocab_size bytes.
+
+        Raises:
+            InputError: empty, an id out of range, or more tokens than the window.
+        """
+        core = self._open_core()
+        checked = self._sequence(ids)
+        with self._exclusive():
+            return core.logits(checked)
+
+    def score(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Log-probability (natural) of each token given those before it.
+
+        Args:
+            ids: token ids, such as ``tokenize(text)``.
+
+        Returns:
+            float32 [tokens]. The first is NaN: nothing comes before it, so nothing predicts it.
+            Probabilities are over the ids of the tokenizer, padding columns excluded.
+
+        Raises:
+            InputError: as for :meth:`logits`.
+        """
+        checked = self._sequence(ids)
+        return checks.log_probabilities(self.logits(checked), checked, self.tokenizer.size)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text. Special tokens written in it become their ids; none is added."""
+        if not isinstance(text, str):
+            raise InputError(f"text is a {type(text).__name__}, expected a string")
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids; ``special=True`` keeps special tokens such as ``<|im_end|>``."""
+        if len(ids) == 0:
+            return ""
+        return self.tokenizer.decode(checks.token_ids(ids, self.vocab_size), special=special)
+
+    def chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **arguments: Any,
+    ) -> str:
+        """Prompt text of a chat, by the checkpoint's own template.
+
+        Args:
+            messages: list of ``{"role": ..., "content": ...}``.
+            add_generation_prompt: end with the opening of an answer.
+            tools: descriptions of tools, for templates that know them.
+            **arguments: go to the template, such as ``enable_thinking=False``.
+
+        Raises:
+            InputError: malformed messages, or a checkpoint without a template.
+        """
+        if self._template is None:
+            raise InputError(
+                f"{self.path} has no chat template; give a text with chat=False, or token ids"
+            )
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **arguments
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the session was opened: steps, tokens, seconds by kind, bytes by part."""
+        return self._open_core().stats()
+
+    # ---- lifetime -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees the model. Later calls raise InputError; closing twice is fine."""
+        if self._core is None:
+            return
+        with self._exclusive():
+            core, self._core = self._core, None
+            core.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _open_core(self) -> _core.Session:
+        if self._core is None:
+            raise InputError("the session is closed; open a new one")
+        return self._core
+
+    def _acquire(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise InputError(
+                "the session is busy with another call; read its stream to the end or close it, "
+                "and use generate_batch to run requests together"
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _sequence(self, ids: Sequence[int]) -> list[int]:
+        checked = checks.token_ids(ids, self.vocab_size)
+        checks.check_length(checked, self.window)
+        return checked
+
+    def _prompt_ids(
+        self, prompt: Prompt | None, chat: bool | None, arguments: Mapping[str, Any]
+    ) -> list[int]:
+        if prompt is None:
+            raise InputError("there is no prompt: give a text, token ids or messages")
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InputError("the prompt is empty: the model needs something to start from")
+            if chat is None:
+                chat = self._template is not None
+            text = (
+                self.chat_template([{"role": "user", "content": prompt}], **arguments)
+                if chat
+                else prompt
+            )
+            return checks.token_ids(self.tokenizer.encode(text), self.vocab_size, "the prompt")
+        if checks.is_messages(prompt):
+            text = self.chat_template(prompt, **arguments)  # type: ignore[arg-type]
+            return checks.token_ids(self.tokenizer.encode(text), self.vocab_size, "the prompt")
+        return checks.token_ids(prompt, self.vocab_size, "the prompt")
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    kinds = inspect.signature(function).parameters.values()
+    return [p.name for p in kinds if p.kind is not inspect.Parameter.VAR_KEYWORD]
