@@ -1,0 +1,282 @@
+// Products of fp16 weights with fp32 activations on tensor cores: the one arithmetic behind `dense`
+// and `mix`, for any number of rows.
+//
+// An activation is scaled by 16 and split into two fp16 parts, hi + lo (relative error 2^-22,
+// absolute 2^-29); each MMA m16n8k16 has 16 weight rows and 8 activation rows as its columns, and a
+// column never mixes with another. The sum over k is fixed by `in` alone:
+//   block   32 of k: lane t of a quad holds k = 8t .. 8t+7; MMA 0 takes the first four, MMA 1 the
+//   last;
+//           hi before lo
+//   chunk   5 blocks, one chain of MMAs from zero
+//   slice   up to 16 chunks (8 when there are more than 16), added in order
+//   total   the slices, added in order, divided by 16 (exact)
+// Decode kernels give a warp a chunk; tile kernels walk the chunks of a slice. Both give the same
+// bits.
+#pragma once
+
+#include "cpp/device/ops.h"
+#include "cuda/launch.h"
+
+#include <cstdint>
+#include <cuda_fp16.h>
+
+namespace flashnext::cuda {
+
+inline constexpr int kBlockK = 32;
+inline constexpr int kChunkBlocks = 5;
+inline constexpr int kChunkK = kBlockK * kChunkBlocks;
+inline constexpr int kDecodeRows = 8;    // columns of one MMA
+inline constexpr int kGroupRows = 2048;  // rows that share a workspace at a time in the tile form
+inline constexpr float kSplitScale = 16.0f;
+inline constexpr float kSplitUnscale = 1.0f / 16.0f;
+
+// How k is partitioned: a function of `in` alone.
+struct KSplit {
+  int chunks;
+  int slice_chunks;  // chunks a slice, at most 16
+  int slices;
+};
+__host__ __device__ inline KSplit split_k(int in) {
+  const int chunks = (in + kChunkK - 1) / kChunkK;
+  const int per = chunks <= 16 ? chunks : 8;
+  return {chunks, per, (chunks + per - 1) / per};
+}
+
+// Up to four weights of equal `in`, stacked: row v is row v - first[i] of weight i.
+struct StackedWeights {
+  const std::uint16_t* w[kMaxLinears];  // fp16 (out_i, in)
+  std::int32_t first[kMaxLinears + 1];  // first[n] = rows in all
+  std::int32_t n;
+  std::int32_t in;
+
+  __host__ __device__ int rows() const { return first[n]; }
+  __device__ int find(int v) const {
+    int i = 0;
+    while (i + 1 < n && v >= first[i + 1]) ++i;
+    return i;
+  }
+  // Row v, or null past the end.
+  __device__ const std::uint16_t* row(int v) const {
+    if (v >= first[n]) return nullptr;
+    const int i = find(v);
+    return w[i] + static_cast<std::size_t>(v - first[i]) * static_cast<std::size_t>(in);
+  }
+};
+
+// Activations as two fp16 planes (rows, in).
+struct Planes {
+  std::uint16_t* hi;
+  std::uint16_t* lo;
+};
+
+inline std::size_t align_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ int rows_now(const RowCount& count) {
+  return count.scale * *count.count;
+}
+
+__device__ __forceinline__ void split(float x, std::uint16_t& hi, std::uint16_t& lo) {
+  const float scaled = x * kSplitScale;
+  const __half h = __float2half_rn(scaled);
+  hi = __half_as_ushort(h);
+  lo = __half_as_ushort(__float2half_rn(scaled - __half2float(h)));
+}
+
+__device__ __forceinline__ float unsplit(std::uint16_t hi, std::uint16_t lo) {
+  return (__half2float(__ushort_as_half(hi)) + __half2float(__ushort_as_half(lo))) * kSplitUnscale;
+}
+
+__device__ __forceinline__ std::uint32_t pack(std::uint16_t a, std::uint16_t b) {
+  return static_cast<std::uint32_t>(a) | (static_cast<std::uint32_t>(b) << 16);
+}
+
+// Eight consecutive activations as two times four registers of fp16 pairs.
+__device__ __forceinline__ void split8(const float4& a, const float4& b, uint4& hi, uint4& lo) {
+  std::uint16_t h[8];
+  std::uint16_t l[8];
+  split(a.x, h[0], l[0]);
+  split(a.y, h[1], l[1]);
+  split(a.z, h[2], l[2]);
+  split(a.w, h[3], l[3]);
+  split(b.x, h[4], l[4]);
+  split(b.y, h[5], l[5]);
+  split(b.z, h[6], l[6]);
+  split(b.w, h[7], l[7]);
+  hi = {pack(h[0], h[1]), pack(h[2], h[3]), pack(h[4], h[5]), pack(h[6], h[7])};
+  lo = {pack(l[0], l[1]), pack(l[2], l[3]), pack(l[4], l[5]), pack(l[6], l[7])};
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], std::uint32_t a0, std::uint32_t a1,
+                                    std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+                                    std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// One block of k. `top` and `bottom`: weights of rows g and g + 8; `hi`, `lo`: activation row g;
+// all at k = 8t .. 8t+7, with g = lane / 4 and t = lane % 4. c: (g, 2t), (g, 2t+1), (g+8, 2t),
+// (g+8, 2t+1).
+__device__ __forceinline__ void mma_block(float (&c)[4], const uint4& top, const uint4& bottom,
+                                          const uint4& hi, const uint4& lo) {
+  mma(c, top.x, bottom.x, top.y, bottom.y, hi.x, hi.y);
+  mma(c, top.x, bottom.x, top.y, bottom.y, lo.x, lo.y);
+  mma(c, top.z, bottom.z, top.w, bottom.w, hi.z, hi.w);
+  mma(c, top.z, bottom.z, top.w, bottom.w, lo.z, lo.w);
+}
+
+// A weight read once: not kept in L1.
+__device__ __forceinline__ uint4 load_weight(const std::uint16_t* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// The lane's weights of one chunk that starts at k0, rows `top` and `bottom` (null: zeros).
+__device__ __forceinline__ void load_chunk(const std::uint16_t* top, const std::uint16_t* bottom,
+                                           int in, int k0, int t, uint4 (&a)[kChunkBlocks],
+                                           uint4 (&b)[kChunkBlocks]) {
+#pragma unroll
+  for (int i = 0; i < kChunkBlocks; ++i) {
+    const int k = k0 + i * kBlockK + 8 * t;
+    a[i] = top != nullptr && k < in ? load_weight(top + k) : uint4{0, 0, 0, 0};
+    b[i] = bottom != nullptr && k < in ? load_weight(bottom + k) : uint4{0, 0, 0, 0};
+  }
+}
+
+// ---- the tile form: 128 weight rows x 64 activation rows a block of 256 threads
+
+inline constexpr int kTileM = 128;
+inline constexpr int kTileN = 64;
+inline constexpr int kTileThreads = 256;
+inline constexpr int kTileStages = 4;
+inline constexpr int kTileStageBytes = (kTileM + 2 * kTileN) * kBlockK * 2;
+inline constexpr int kTileSmem = kTileStages * kTileStageBytes;
+
+__device__ __forceinline__ void cp_async16(std::uint32_t to, const void* from, bool present) {
+  const int bytes = present ? 16 : 0;  // absent: zeros are written, nothing is read
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+// sum[i][j]: weight rows of m-tile i, activation rows of n-tile j, as mma_block's c. Adds the
+// chunks [chunk_begin, chunk_end) in order. row_of(m): weight row m of the tile, or null. `planes`:
+// row n0 on. Warp w of 8 has weight rows 32 (w / 2) + 16 i and activation rows 32 (w % 2) + 8 j.
+template <class RowOf>
+__device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes planes, int n0,
+                                             int rows, int chunk_begin, int chunk_end, char* smem,
+                                             float (&sum)[2][4][4]) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const int warp = tid / 32;
+  const std::uint32_t base = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  const int k_begin = chunk_begin * kChunkK;
+  const int k_end = min(chunk_end * kChunkK, in);
+  const int steps = (k_end - k_begin + kBlockK - 1) / kBlockK;
+
+  // Every thread fetches two 16-byte pieces of A and one of each plane a step.
+  const int piece_k = 8 * (tid % 4);
+  const std::uint16_t* a_row[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) a_row[i] = row_of(tid / 4 + 64 * i);
+  const int n = n0 + tid / 4;
+  const bool n_present = n < rows;
+  const std::size_t n_offset =
+      n_present ? static_cast<std::size_t>(n) * static_cast<std::size_t>(in) : 0;
+  const auto fetch = [&](int step) {
+    if (step < steps) {
+      const std::uint32_t stage =
+          base + static_cast<std::uint32_t>((step % kTileStages) * kTileStageBytes + tid * 16);
+      const int k = k_begin + step * kBlockK + piece_k;
+      const bool k_present = k < k_end;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool present = k_present && a_row[i] != nullptr;
+        cp_async16(stage + static_cast<std::uint32_t>(i * 64 * kBlockK * 2),
+                   present ? a_row[i] + k : planes.hi, present);
+      }
+      const bool present = k_present && n_present;
+      const std::size_t offset = present ? n_offset + static_cast<std::size_t>(k) : 0;
+      cp_async16(stage + kTileM * kBlockK * 2, planes.hi + offset, present);
+      cp_async16(stage + (kTileM + kTileN) * kBlockK * 2, planes.lo + offset, present);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+
+  float acc[2][4][4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        acc[i][j][e] = 0.0f;
+        sum[i][j][e] = 0.0f;
+      }
+
+#pragma unroll
+  for (int s = 0; s < kTileStages - 1; ++s) fetch(s);
+  const int a_offset = (32 * (warp / 2) + lane / 4) * kBlockK * 2 + (lane % 4) * 16;
+  const int b_offset = (kTileM + 32 * (warp % 2) + lane / 4) * kBlockK * 2 + (lane % 4) * 16;
+  for (int step = 0; step < steps; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2) : "memory");
+    __syncthreads();
+    fetch(step + kTileStages - 1);
+    const char* stage = smem + (step % kTileStages) * kTileStageBytes;
+    uint4 a[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        a[i][half] =
+            *reinterpret_cast<const uint4*>(stage + a_offset + (16 * i + 8 * half) * kBlockK * 2);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4 hi = *reinterpret_cast<const uint4*>(stage + b_offset + 8 * j * kBlockK * 2);
+      const uint4 lo =
+          *reinterpret_cast<const uint4*>(stage + b_offset + (kTileN + 8 * j) * kBlockK * 2);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) mma_block(acc[i][j], a[i][0], a[i][1], hi, lo);
+    }
+    if ((step + 1) % kChunkBlocks == 0 || step + 1 == steps) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            sum[i][j][e] += acc[i][j][e];
+            acc[i][j][e] = 0.0f;
+          }
+    }
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  __syncthreads();  // the caller may use the shared memory
+}
+
+#endif  // __CUDACC__
+
+// ---- the shared launches (dense.cu)
+
+struct ProductArgs {
+  RowCount rows;
+  std::int32_t row0;   // rows [row0, row0 + group) of the op
+  std::int32_t group;  // at most kGroupRows
+  StackedWeights w;
+  const float* x;         // (rows, in), or null when planes are given
+  Planes planes;          // (group, in), row row0 first
+  float* y[kMaxLinears];  // out (rows, out_i); used when there is one slice
+  float* partial;         // out (slices, group, rows of w): totals still times 16
+};
+
+// y or partial. Decode form: at most kDecodeRows rows in the group, reads x or planes.
+void product_decode(cudaStream_t stream, const ProductArgs& args);
+// Tile form: reads planes.
+void product_tiles(cudaStream_t stream, const ProductArgs& args);
+
+}  // namespace flashnext::cuda

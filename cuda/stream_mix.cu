@@ -1,0 +1,441 @@
+// Residual streams: embed, residual, and the gated mix of one site (spec/model.md 2).
+//
+// mix, per group of rows: norm (pending residual, RMS, planes of the normed stack) -> down and
+// inject (half_product.h, partial sums a slice) -> up, gates and x. At most 8 rows: the last kernel
+// joins the slices itself; more: a join kernel makes the planes of the hidden row first. Same
+// arithmetic.
+#include "cpp/base/errors.h"
+#include "cpp/base/math.h"
+#include "cuda/half_product.h"
+#include "cuda/kernels.h"
+#include "cuda/reduce.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flashnext::cuda {
+
+namespace {
+
+constexpr int kMaxStreams = 8;
+constexpr int kNormThreads = 256;
+
+struct MixParams {
+  RowCount rows;
+  std::int32_t row0;   // first row of the group
+  std::int32_t group;  // rows of the group at most
+  const std::int32_t* pick;
+  float* streams;            // (input rows, S, D)
+  const float* pending_inj;  // (rows, S) or null
+  const float* pending_y;    // (rows, D) or null
+  const float* norm;         // (S * D)
+  const std::uint16_t* up;   // fp16 (S * D, rank)
+  float* x;                  // (rows, D)
+  float* inj;                // (rows, S) or null
+  Planes stack;              // (group, S * D): normed streams
+  const float* partial;      // (slices, group, width)
+  Planes hidden;             // (group, rank), more than 8 rows only
+  float eps;
+  std::int32_t num_streams;
+  std::int32_t dim;
+  std::int32_t rank;
+  std::int32_t width;  // rank, and num_streams more with injection
+  std::int32_t slices;
+};
+
+__device__ __forceinline__ int group_rows(const MixParams& p) {
+  return min(rows_now(p.rows) - p.row0, p.group);
+}
+
+__device__ __forceinline__ float joined(const MixParams& p, int row, int v) {
+  float total = 0.0f;
+#pragma unroll 8
+  for (int s = 0; s < p.slices; ++s) {
+    total += p.partial[(static_cast<std::size_t>(s) * static_cast<std::size_t>(p.group) +
+                        static_cast<std::size_t>(row)) *
+                           static_cast<std::size_t>(p.width) +
+                       static_cast<std::size_t>(v)];
+  }
+  return total * kSplitUnscale;
+}
+
+__device__ __forceinline__ float hidden_value(const MixParams& p, int row, int v) {
+  return math::silu(joined(p, row, v) / static_cast<float>(p.num_streams));
+}
+
+__device__ __forceinline__ float inject_value(const MixParams& p, int row, int h) {
+  return 2.0f * math::sigmoid(joined(p, row, p.rank + h) / static_cast<float>(p.num_streams));
+}
+
+// Block (row, stream).
+__global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
+  extern __shared__ float stream[];  // (dim)
+  __shared__ float parts[kNormThreads / 32];
+  pdl_trigger();
+  pdl_wait();
+  const int row = static_cast<int>(blockIdx.x);
+  if (row >= group_rows(p)) return;
+  const int h = static_cast<int>(blockIdx.y);
+  const int out_row = p.row0 + row;
+  const int in_row = p.pick != nullptr ? p.pick[out_row] : out_row;
+  const std::size_t dim = static_cast<std::size_t>(p.dim);
+  const std::size_t stack = dim * static_cast<std::size_t>(p.num_streams);
+  const std::size_t offset = static_cast<std::size_t>(h) * dim;
+  float* s = p.streams + static_cast<std::size_t>(in_row) * stack + offset;
+  const float* y = nullptr;
+  float inj = 0.0f;
+  if (p.pending_y != nullptr) {
+    y = p.pending_y + static_cast<std::size_t>(out_row) * dim;
+    inj = p.pending_inj[out_row * p.num_streams + h];
+  }
+  float squares = 0.0f;
+  for (int c = static_cast<int>(threadIdx.x) * 4; c < p.dim; c += 4 * kNormThreads) {
+    float4 v = *reinterpret_cast<const float4*>(s + c);
+    if (y != nullptr) {
+      const float4 add = *reinterpret_cast<const float4*>(y + c);
+      v = {v.x + inj * add.x, v.y + inj * add.y, v.z + inj * add.z, v.w + inj * add.w};
+      *reinterpret_cast<float4*>(s + c) = v;
+    }
+    *reinterpret_cast<float4*>(stream + c) = v;
+    squares += v.x * v.x;
+    squares += v.y * v.y;
+    squares += v.z * v.z;
+    squares += v.w * v.w;
+  }
+  const float r = math::rsqrt(block_sum(squares, parts) / static_cast<float>(p.dim) + p.eps);
+  const std::size_t to = static_cast<std::size_t>(row) * stack + offset;
+  for (int c = static_cast<int>(threadIdx.x) * 4; c < p.dim; c += 4 * kNormThreads) {
+    const float4 v = *reinterpret_cast<const float4*>(stream + c);
+    const float4 w = *reinterpret_cast<const float4*>(p.norm + offset + c);
+    std::uint16_t hi[4];
+    std::uint16_t lo[4];
+    split(v.x * r * w.x, hi[0], lo[0]);
+    split(v.y * r * w.y, hi[1], lo[1]);
+    split(v.z * r * w.z, hi[2], lo[2]);
+    split(v.w * r * w.w, hi[3], lo[3]);
+    *reinterpret_cast<uint2*>(p.stack.hi + to + c) = {pack(hi[0], hi[1]), pack(hi[2], hi[3])};
+    *reinterpret_cast<uint2*>(p.stack.lo + to + c) = {pack(lo[0], lo[1]), pack(lo[2], lo[3])};
+  }
+}
+
+// x of channel c: the mean over streams of gated normed streams. gate(h): the product with `up`.
+template <class Gate>
+__device__ __forceinline__ float gated_mean(const MixParams& p, int row, int c, const Gate& gate) {
+  const std::size_t dim = static_cast<std::size_t>(p.dim);
+  std::size_t at = static_cast<std::size_t>(row) * dim * static_cast<std::size_t>(p.num_streams) +
+                   static_cast<std::size_t>(c);
+  float x = 0.0f;
+  for (int h = 0; h < p.num_streams; ++h, at += dim) {
+    x += math::sigmoid(gate(h)) * unsplit(p.stack.hi[at], p.stack.lo[at]);
+  }
+  return x / static_cast<float>(p.num_streams);
+}
+
+// At most 8 rows. Block: 16 channels of every stream, a warp a stream.
+__global__ void __launch_bounds__(32 * kMaxStreams) up_decode_kernel(const MixParams p) {
+  extern __shared__ __align__(16) std::uint16_t hidden[];  // hi then lo: (kDecodeRows, stride)
+  __shared__ float gates[kMaxStreams][16][kDecodeRows + 1];
+  constexpr int kAhead = 2;  // chunks whose weights are fetched before the wait
+  pdl_trigger();
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const int h = tid / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int c0 = static_cast<int>(blockIdx.x) * 16;
+  const int chunks = split_k(p.rank).chunks;
+  const auto weight_row = [&](int m) -> const std::uint16_t* {
+    return c0 + m < p.dim ? p.up + (static_cast<std::size_t>(h) * static_cast<std::size_t>(p.dim) +
+                                    static_cast<std::size_t>(c0 + m)) *
+                                       static_cast<std::size_t>(p.rank)
+                          : nullptr;
+  };
+  const std::uint16_t* top_row = weight_row(g);
+  const std::uint16_t* bottom_row = weight_row(g + 8);
+  uint4 top[kAhead][kChunkBlocks];
+  uint4 bottom[kAhead][kChunkBlocks];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    load_chunk(i < chunks ? top_row : nullptr, i < chunks ? bottom_row : nullptr, p.rank,
+               i * kChunkK, t, top[i], bottom[i]);
+  }
+  pdl_wait();
+  const int rows = group_rows(p);
+  if (rows <= 0) return;
+
+  // Rows of 2 * stride bytes with stride * 2 % 128 == 64: the fragments' reads meet no bank twice.
+  const int stride = (p.rank + 63) / 64 * 64 + 32;
+  std::uint16_t* hidden_lo = hidden + kDecodeRows * stride;
+  const int threads = static_cast<int>(blockDim.x);
+  for (int i = tid; i < rows * p.rank; i += threads) {
+    const int row = i / p.rank;
+    const int j = i % p.rank;
+    split(hidden_value(p, row, j), hidden[row * stride + j], hidden_lo[row * stride + j]);
+  }
+  if (p.inj != nullptr && blockIdx.x == 0) {
+    for (int i = tid; i < rows * p.num_streams; i += threads) {
+      p.inj[p.row0 * p.num_streams + i] = inject_value(p, i / p.num_streams, i % p.num_streams);
+    }
+  }
+  __syncthreads();
+
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  const auto add_chunk = [&](int chunk, const uint4(&a)[kChunkBlocks],
+                             const uint4(&b)[kChunkBlocks]) {
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kChunkBlocks; ++i) {
+      const int k = chunk * kChunkK + i * kBlockK + 8 * t;
+      uint4 hi = {0, 0, 0, 0};
+      uint4 lo = {0, 0, 0, 0};
+      if (g < rows && k < p.rank) {
+        hi = *reinterpret_cast<const uint4*>(hidden + g * stride + k);
+        lo = *reinterpret_cast<const uint4*>(hidden_lo + g * stride + k);
+      }
+      mma_block(c, a[i], b[i], hi, lo);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e] += c[e];
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < chunks) add_chunk(i, top[i], bottom[i]);
+  }
+  for (int i = kAhead; i < chunks; ++i) {
+    load_chunk(top_row, bottom_row, p.rank, i * kChunkK, t, top[0], bottom[0]);
+    add_chunk(i, top[0], bottom[0]);
+  }
+  gates[h][g][2 * t] = sum[0] * kSplitUnscale;
+  gates[h][g][2 * t + 1] = sum[1] * kSplitUnscale;
+  gates[h][g + 8][2 * t] = sum[2] * kSplitUnscale;
+  gates[h][g + 8][2 * t + 1] = sum[3] * kSplitUnscale;
+  __syncthreads();
+  for (int i = tid; i < 16 * rows; i += threads) {
+    const int c = i % 16;
+    const int row = i / 16;
+    if (c0 + c >= p.dim) continue;
+    p.x[static_cast<std::size_t>(p.row0 + row) * static_cast<std::size_t>(p.dim) +
+        static_cast<std::size_t>(c0 + c)] =
+        gated_mean(p, row, c0 + c, [&](int s) { return gates[s][c][row]; });
+  }
+}
+
+// More than 8 rows: planes of the hidden row, and inj. Block: a row.
+__global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
+  pdl_trigger();
+  pdl_wait();
+  const int row = static_cast<int>(blockIdx.x);
+  if (row >= group_rows(p)) return;
+  const std::size_t to = static_cast<std::size_t>(row) * static_cast<std::size_t>(p.rank);
+  for (int v = static_cast<int>(threadIdx.x); v < p.width; v += static_cast<int>(blockDim.x)) {
+    if (v < p.rank) {
+      split(hidden_value(p, row, v), p.hidden.hi[to + v], p.hidden.lo[to + v]);
+    } else {
+      p.inj[(p.row0 + row) * p.num_streams + v - p.rank] = inject_value(p, row, v - p.rank);
+    }
+  }
+}
+
+// More than 8 rows. Block (n-tile, channels): 128 / S channels of every stream.
+__global__ void __launch_bounds__(kTileThreads, 2) up_tile_kernel(const MixParams p) {
+  extern __shared__ __align__(16) char smem[];
+  pdl_trigger();
+  pdl_wait();
+  const int rows = group_rows(p);
+  const int n0 = static_cast<int>(blockIdx.x) * kTileN;
+  if (n0 >= rows) return;
+  const int channels = kTileM / p.num_streams;
+  const int c0 = static_cast<int>(blockIdx.y) * channels;
+  const auto row_of = [&](int m) -> const std::uint16_t* {
+    const int h = m / channels;
+    const int c = c0 + m % channels;
+    if (c >= p.dim) return nullptr;
+    return p.up + (static_cast<std::size_t>(h) * static_cast<std::size_t>(p.dim) +
+                   static_cast<std::size_t>(c)) *
+                      static_cast<std::size_t>(p.rank);
+  };
+  float sum[2][4][4];
+  tile_product(row_of, p.rank, p.hidden, n0, rows, 0, split_k(p.rank).chunks, smem, sum);
+  // (rows of the tile, 128 + pad) in the stages' place.
+  constexpr int kStride = kTileM + 1;
+  float* gates = reinterpret_cast<float*>(smem);
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const int warp = tid / 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int m = 32 * (warp / 2) + 16 * i + lane / 4 + 8 * (e / 2);
+        const int n = 32 * (warp % 2) + 8 * j + 2 * (lane % 4) + e % 2;
+        gates[n * kStride + m] = sum[i][j][e] * kSplitUnscale;
+      }
+  __syncthreads();
+  for (int i = tid; i < channels * kTileN; i += kTileThreads) {
+    const int c = i % channels;
+    const int n = i / channels;
+    if (n0 + n >= rows || c0 + c >= p.dim) continue;
+    p.x[static_cast<std::size_t>(p.row0 + n0 + n) * static_cast<std::size_t>(p.dim) +
+        static_cast<std::size_t>(c0 + c)] =
+        gated_mean(p, n0 + n, c0 + c, [&](int s) { return gates[n * kStride + s * channels + c]; });
+  }
+}
+
+// Block (row).
+__global__ void __launch_bounds__(256) embed_kernel(const EmbedArgs args) {
+  pdl_trigger();
+  pdl_wait();
+  const int row = static_cast<int>(blockIdx.x);
+  if (row >= args.step.head->rows) return;
+  const std::size_t dim = static_cast<std::size_t>(args.dim);
+  const std::uint16_t* from = reinterpret_cast<const std::uint16_t*>(args.table) +
+                              static_cast<std::size_t>(args.step.rows[row].token) * dim;
+  float* to = args.streams +
+              static_cast<std::size_t>(row) * dim * static_cast<std::size_t>(args.num_streams);
+  for (int c = static_cast<int>(threadIdx.x) * 4; c < args.dim; c += 1024) {
+    const uint2 bits = *reinterpret_cast<const uint2*>(from + c);
+    const float4 v = {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000u),
+                      __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xFFFF0000u)};
+    for (int h = 0; h < args.num_streams; ++h) {
+      *reinterpret_cast<float4*>(to + static_cast<std::size_t>(h) * dim + c) = v;
+    }
+  }
+}
+
+// Block (row, stream).
+__global__ void __launch_bounds__(256) residual_kernel(const ResidualArgs args) {
+  pdl_trigger();
+  pdl_wait();
+  const int row = static_cast<int>(blockIdx.x);
+  if (row >= rows_now(args.rows)) return;
+  const int h = static_cast<int>(blockIdx.y);
+  const std::size_t dim = static_cast<std::size_t>(args.dim);
+  const std::size_t at =
+      static_cast<std::size_t>(row) * static_cast<std::size_t>(args.num_streams) +
+      static_cast<std::size_t>(h);
+  const float inj = args.inj[at];
+  float* s = args.streams + at * dim;
+  const float* y = args.y + static_cast<std::size_t>(row) * dim;
+  for (int c = static_cast<int>(threadIdx.x) * 4; c < args.dim; c += 1024) {
+    const float4 add = *reinterpret_cast<const float4*>(y + c);
+    float4 v = *reinterpret_cast<const float4*>(s + c);
+    v = {v.x + inj * add.x, v.y + inj * add.y, v.z + inj * add.z, v.w + inj * add.w};
+    *reinterpret_cast<float4*>(s + c) = v;
+  }
+}
+
+struct MixSpace {
+  std::size_t stack_hi, stack_lo, partial, hidden_hi, hidden_lo, bytes;  // offsets
+  int group;
+  int width;
+  int slices;
+};
+
+MixSpace mix_space(const MixArgs& args) {
+  MixSpace space{};
+  const int stack = args.num_streams * args.dim;
+  space.group = std::min(args.rows.max, kGroupRows);
+  space.width = args.rank + (args.w.inject != nullptr ? args.num_streams : 0);
+  space.slices = split_k(stack).slices;
+  const std::size_t group = static_cast<std::size_t>(space.group);
+  std::size_t at = 0;
+  const auto take = [&](std::size_t bytes) { return std::exchange(at, at + align_up(bytes)); };
+  space.stack_hi = take(group * static_cast<std::size_t>(stack) * 2);
+  space.stack_lo = take(group * static_cast<std::size_t>(stack) * 2);
+  space.partial = take(static_cast<std::size_t>(space.slices) * group *
+                       static_cast<std::size_t>(space.width) * sizeof(float));
+  if (args.rows.max > kDecodeRows) {
+    space.hidden_hi = take(group * static_cast<std::size_t>(args.rank) * 2);
+    space.hidden_lo = take(group * static_cast<std::size_t>(args.rank) * 2);
+  }
+  space.bytes = at;
+  return space;
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const MixArgs& args) { return mix_space(args).bytes; }
+
+void embed(cudaStream_t stream, const EmbedArgs& args) {
+  check(args.dim % 4 == 0, "embed: dim must be a multiple of 4");
+  if (args.step.max_rows <= 0) return;
+  launch_pdl(stream, embed_kernel, dim3(static_cast<unsigned>(args.step.max_rows)), dim3(256), 0,
+             args);
+}
+
+void residual(cudaStream_t stream, const ResidualArgs& args) {
+  check(args.dim % 4 == 0, "residual: dim must be a multiple of 4");
+  if (args.rows.max <= 0) return;
+  const dim3 grid(static_cast<unsigned>(args.rows.max), static_cast<unsigned>(args.num_streams));
+  launch_pdl(stream, residual_kernel, grid, dim3(256), 0, args);
+}
+
+void mix(cudaStream_t stream, const MixArgs& args) {
+  check(args.num_streams >= 1 && args.num_streams <= kMaxStreams && kTileM % args.num_streams == 0,
+        "mix: 1, 2, 4 or 8 streams");
+  check(args.dim % 8 == 0 && args.rank % 8 == 0, "mix: dim and rank must be multiples of 8");
+  check(args.pick == nullptr || args.pending_y == nullptr, "mix: pick excludes pending");
+  if (args.rows.max <= 0) return;
+  const MixSpace space = mix_space(args);
+  check(args.workspace.bytes >= space.bytes, "mix: workspace too small");
+  char* work = static_cast<char*>(args.workspace.data);
+  const auto u16 = [&](std::size_t at) { return reinterpret_cast<std::uint16_t*>(work + at); };
+  const bool decode = args.rows.max <= kDecodeRows;
+
+  MixParams p{};
+  p.rows = args.rows;
+  p.pick = args.pick;
+  p.streams = args.streams;
+  p.pending_inj = args.pending_inj;
+  p.pending_y = args.pending_y;
+  p.norm = args.w.norm;
+  p.up = args.w.up;
+  p.x = args.x;
+  p.inj = args.w.inject != nullptr ? args.inj : nullptr;
+  p.stack = {u16(space.stack_hi), u16(space.stack_lo)};
+  p.partial = reinterpret_cast<float*>(work + space.partial);
+  if (!decode) p.hidden = {u16(space.hidden_hi), u16(space.hidden_lo)};
+  p.eps = args.eps;
+  p.num_streams = args.num_streams;
+  p.dim = args.dim;
+  p.rank = args.rank;
+  p.width = space.width;
+  p.slices = space.slices;
+
+  ProductArgs product{};
+  product.rows = args.rows;
+  product.w.in = args.num_streams * args.dim;
+  product.w.w[0] = args.w.down;
+  product.w.w[1] = args.w.inject;
+  product.w.n = args.w.inject != nullptr ? 2 : 1;
+  product.w.first[1] = args.rank;
+  product.w.first[2] = args.rank + args.num_streams;
+  product.planes = p.stack;
+  product.partial = reinterpret_cast<float*>(work + space.partial);
+
+  for (int row0 = 0; row0 < args.rows.max; row0 += kGroupRows) {
+    p.row0 = product.row0 = row0;
+    p.group = product.group = std::min(args.rows.max - row0, kGroupRows);
+    const unsigned rows = static_cast<unsigned>(p.group);
+    launch_pdl(stream, norm_kernel, dim3(rows, static_cast<unsigned>(args.num_streams)),
+               dim3(kNormThreads), static_cast<std::size_t>(args.dim) * sizeof(float), p);
+    if (decode) {
+      product_decode(stream, product);
+      const std::size_t hidden_row = static_cast<std::size_t>((args.rank + 63) / 64 * 64 + 32);
+      launch_pdl(stream, up_decode_kernel, dim3(static_cast<unsigned>(ceil_div(args.dim, 16))),
+                 dim3(static_cast<unsigned>(32 * args.num_streams)),
+                 2 * kDecodeRows * hidden_row * 2, p);
+    } else {
+      product_tiles(stream, product);
+      launch_pdl(stream, hidden_kernel, dim3(rows), dim3(256), 0, p);
+      allow_smem(up_tile_kernel, kTileSmem);
+      const dim3 grid(static_cast<unsigned>(ceil_div(p.group, kTileN)),
+                      static_cast<unsigned>(ceil_div(args.dim, kTileM / args.num_streams)));
+      launch_pdl(stream, up_tile_kernel, grid, dim3(kTileThreads), kTileSmem, p);
+    }
+  }
+}
+
+}  // namespace flashnext::cuda
