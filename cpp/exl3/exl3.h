@@ -43,6 +43,9 @@ void ring_row(const std::byte* row, std::int32_t bits, std::int32_t width,
 // ---- the integer linear
 // -----------------------------------------------------------------------------------------
 
+// Rows that share one decode of a weight tile; more rows than that are worth a job of their own.
+inline constexpr std::int32_t kRowGroup = 128;
+
 // Activation rows, rotated and quantised for one linear (steps 1 to 4). The memory is the caller's.
 struct Prepared {
   std::int16_t* v;         // (rows, in): V
@@ -67,9 +70,14 @@ Prepared place_prepared(void* memory, std::int32_t rows, std::int32_t in) noexce
 void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::int32_t levels,
              Isa isa, std::int32_t begin, std::int32_t end, const Prepared& p) noexcept;
 
+// Rows [begin, begin + count) of `p`, in place.
+Prepared rows_of(const Prepared& p, std::int32_t begin, std::int32_t count) noexcept;
+
 // y (rows, out), row stride y_stride: output blocks of 128 columns [block_begin, block_end) of all
-// rows of `p` (steps 5 to 7). Blocks may be computed by different threads.
+// rows of `p` (steps 5 to 7). Blocks and rows may be computed by different threads. Row r goes to
+// row y_rows[r] of y when y_rows is given.
 void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block_begin,
-              std::int32_t block_end, float* y, std::int64_t y_stride) noexcept;
+              std::int32_t block_end, float* y, std::int64_t y_stride,
+              const std::int32_t* y_rows = nullptr) noexcept;
 
 }  // namespace flashnext::exl3

@@ -1,0 +1,196 @@
+// The op experts on the host. A pair is one (row, slot). Pairs are sorted by expert and taken in
+// batches that fit the workspace; a run of pairs with one expert is a segment, whose weight tiles
+// are decoded once for all of its rows. With one row every slot is a segment, and (segment,
+// projection, output block) jobs keep all threads busy. Sums are exact integers, so no grouping
+// changes a bit.
+#include "cpp/base/errors.h"
+#include "cpp/base/math.h"
+#include "cpp/device/host_ops.h"
+
+#include <algorithm>
+
+namespace flashnext::host {
+
+namespace {
+
+constexpr std::int32_t kBlock = 128;
+constexpr std::int32_t kBatchPairs = 512;  // bounds the workspace, about 28 KB a pair
+
+struct Segment {
+  std::int32_t expert;
+  std::int32_t begin;  // first pair within the batch
+  std::int32_t count;
+};
+
+struct Scratch {
+  std::int32_t* starts;  // (num_experts + 1) first sorted pair of an expert
+  std::int32_t* order;   // (pairs) pair ids sorted by expert, then by id
+  Segment* segments;     // (batch)
+  exl3::Prepared in[2];  // (batch, dim) for gate and up
+  exl3::Prepared inner;  // (batch, inner) for down
+  float* product[2];     // (batch, inner) gate, up; then gate holds silu(gate) * up
+  std::int32_t batch;    // pairs of a full batch
+  std::size_t bytes;
+};
+
+Scratch place(const ExpertsArgs& args, std::int32_t max_rows, void* memory) {
+  std::byte* base = static_cast<std::byte*>(memory);
+  Scratch s{};
+  const auto take = [&](std::size_t bytes) {
+    std::byte* at = base == nullptr ? nullptr : base + s.bytes;
+    s.bytes += (bytes + 255) / 256 * 256;
+    return at;
+  };
+  const std::int32_t pairs = max_rows * args.slots;
+  s.batch = std::min(pairs, kBatchPairs);
+  const std::size_t batch = static_cast<std::size_t>(s.batch);
+  s.starts = reinterpret_cast<std::int32_t*>(
+      take(sizeof(std::int32_t) * static_cast<std::size_t>(args.num_experts + 1)));
+  s.order =
+      reinterpret_cast<std::int32_t*>(take(sizeof(std::int32_t) * static_cast<std::size_t>(pairs)));
+  s.segments = reinterpret_cast<Segment*>(take(sizeof(Segment) * batch));
+  const auto take_prepared = [&](std::int32_t in) {
+    std::byte* at = take(exl3::prepared_bytes(s.batch, in));
+    return at == nullptr ? exl3::Prepared{} : exl3::place_prepared(at, s.batch, in);
+  };
+  for (exl3::Prepared& p : s.in) p = take_prepared(args.dim);
+  s.inner = take_prepared(args.inner);
+  for (float*& product : s.product) {
+    product = reinterpret_cast<float*>(
+        take(sizeof(float) * batch * static_cast<std::size_t>(args.inner)));
+  }
+  return s;
+}
+
+std::int32_t expert_of(const ExpertsArgs& args, std::int32_t pair) {
+  return args.ids != nullptr ? args.ids[pair] : pair % args.slots;
+}
+
+// Counting sort of all pairs by expert.
+void sort_pairs(const ExpertsArgs& args, std::int32_t pairs, const Scratch& s) {
+  std::fill(s.starts, s.starts + args.num_experts + 1, 0);
+  for (std::int32_t pair = 0; pair < pairs; ++pair) {
+    const std::int32_t expert = expert_of(args, pair);
+    check(expert >= 0 && expert < args.num_experts, "experts: expert id out of range");
+    ++s.starts[expert + 1];
+  }
+  for (std::int32_t e = 0; e < args.num_experts; ++e) s.starts[e + 1] += s.starts[e];
+  for (std::int32_t pair = 0; pair < pairs; ++pair) {
+    s.order[s.starts[expert_of(args, pair)]++] = pair;
+  }
+}
+
+Exl3Weight weight_of(const ExpertsArgs& args, std::int32_t expert, int projection) {
+  const ExpertRef& ref = args.experts[expert];
+  const bool down = projection == 2;
+  return {
+      ref.trellis[projection],      ref.suh[projection],          ref.svh[projection],    nullptr,
+      down ? args.inner : args.dim, down ? args.dim : args.inner, args.words[projection], 0};
+}
+
+// gate (n) <- silu(gate) * up.
+inline void activate(float* gate, const float* up, std::int32_t n) {
+  for (std::int32_t i = 0; i < n; ++i) gate[i] = math::silu(gate[i]) * up[i];
+}
+
+#if defined(__x86_64__)
+// The same operations with the fma instruction in place of the library's fma.
+__attribute__((target("avx2,fma"))) void activate_fma(float* gate, const float* up,
+                                                      std::int32_t n) {
+  for (std::int32_t i = 0; i < n; ++i) gate[i] = math::silu(gate[i]) * up[i];
+}
+#endif
+
+void run_activation(exl3::Isa isa, float* gate, const float* up, std::int32_t n) {
+#if defined(__x86_64__)
+  if (isa != exl3::Isa::kScalar) return activate_fma(gate, up, n);
+#endif
+  static_cast<void>(isa);
+  activate(gate, up, n);
+}
+
+void run_batch(const ExpertsArgs& args, Context& context, const Scratch& s,
+               const std::int32_t* order, std::int32_t pairs) {
+  std::int32_t segments = 0;
+  for (std::int32_t i = 0; i < pairs; ++i) {
+    const std::int32_t expert = expert_of(args, order[i]);
+    if (segments > 0 && s.segments[segments - 1].expert == expert &&
+        s.segments[segments - 1].count < exl3::kRowGroup) {
+      ++s.segments[segments - 1].count;
+    } else {
+      s.segments[segments++] = {expert, i, 1};
+    }
+  }
+  const std::int64_t grain = pairs > 64 ? 4 : 1;
+
+  context.pool.parallel_for(2 * pairs, 2 * grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t job = begin; job < end; ++job) {
+      const std::int32_t i = static_cast<std::int32_t>(job / 2);
+      const int projection = static_cast<int>(job % 2);
+      const float* x = args.x + static_cast<std::int64_t>(order[i] / args.slots) * args.dim;
+      exl3::prepare(weight_of(args, expert_of(args, order[i]), projection), x, args.dim,
+                    args.levels, context.isa, 0, 1, exl3::rows_of(s.in[projection], i, 1));
+    }
+  });
+
+  const std::int32_t inner_blocks = args.inner / kBlock;
+  context.pool.parallel_for(
+      static_cast<std::int64_t>(segments) * 2 * inner_blocks, 1,
+      [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t job = begin; job < end; ++job) {
+          const Segment& segment = s.segments[job / (2 * inner_blocks)];
+          const std::int32_t local = static_cast<std::int32_t>(job % (2 * inner_blocks));
+          const int projection = local / inner_blocks;
+          const std::int32_t block = local % inner_blocks;
+          exl3::multiply(
+              weight_of(args, segment.expert, projection),
+              exl3::rows_of(s.in[projection], segment.begin, segment.count), context.isa, block,
+              block + 1,
+              s.product[projection] + static_cast<std::int64_t>(segment.begin) * args.inner,
+              args.inner);
+        }
+      });
+
+  context.pool.parallel_for(pairs, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int32_t pair = static_cast<std::int32_t>(i);
+      float* h = s.product[0] + i * args.inner;
+      run_activation(context.isa, h, s.product[1] + i * args.inner, args.inner);
+      exl3::prepare(weight_of(args, expert_of(args, order[i]), 2), h, args.inner, args.levels,
+                    context.isa, 0, 1, exl3::rows_of(s.inner, pair, 1));
+    }
+  });
+
+  const std::int32_t dim_blocks = args.dim / kBlock;
+  context.pool.parallel_for(
+      static_cast<std::int64_t>(segments) * dim_blocks, 1,
+      [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t job = begin; job < end; ++job) {
+          const Segment& segment = s.segments[job / dim_blocks];
+          const std::int32_t block = static_cast<std::int32_t>(job % dim_blocks);
+          exl3::multiply(weight_of(args, segment.expert, 2),
+                         exl3::rows_of(s.inner, segment.begin, segment.count), context.isa, block,
+                         block + 1, args.y, args.dim, order + segment.begin);
+        }
+      });
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const ExpertsArgs& args, int) {
+  return place(args, args.rows.max, nullptr).bytes;
+}
+
+void experts(const ExpertsArgs& args, Context& context) {
+  const std::int32_t rows = rows_of(args.rows);
+  if (rows <= 0) return;
+  const Scratch s = place(args, args.rows.max, args.workspace.data);
+  check(args.workspace.bytes >= s.bytes, "experts: workspace too small");
+  const std::int32_t pairs = rows * args.slots;
+  sort_pairs(args, pairs, s);
+  for (std::int32_t first = 0; first < pairs; first += s.batch) {
+    run_batch(args, context, s, s.order + first, std::min(s.batch, pairs - first));
+  }
+}
+
+}  // namespace flashnext::host

@@ -1,0 +1,132 @@
+// The integer linear: memory of prepared rows, choice of the instruction set, and the row and block
+// loops that every Isa shares.
+#include "cpp/exl3/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace flashnext::exl3 {
+
+using internal::kBlock;
+using internal::Kernels;
+
+std::string_view to_string(Isa isa) noexcept {
+  switch (isa) {
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
+bool supported(Isa isa) noexcept {
+  if (isa == Isa::kScalar) return true;
+  return false;
+}
+
+Isa best_isa() noexcept {
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
+    if (supported(isa)) return isa;
+  }
+  return Isa::kScalar;
+}
+
+namespace {
+
+const Kernels& kernels(Isa) noexcept { return internal::kScalarKernels; }
+
+struct Layout {
+  std::size_t v, high, low, q, r, sum, sum_high, sum_low, bytes;
+};
+
+Layout layout(std::int32_t rows, std::int32_t in) noexcept {
+  std::size_t used = 0;
+  const auto take = [&used](std::size_t bytes) {
+    const std::size_t at = used;
+    used += (bytes + 255) / 256 * 256;
+    return at;
+  };
+  const std::size_t n = static_cast<std::size_t>(rows);
+  const std::size_t elements = n * static_cast<std::size_t>(in);
+  Layout l{};
+  l.v = take(2 * elements);
+  l.high = take(elements);
+  l.low = take(elements);
+  l.q = take(4 * n);
+  l.r = take(4 * n);
+  l.sum = take(8 * n);
+  l.sum_high = take(8 * n);
+  l.sum_low = take(8 * n);
+  l.bytes = used;
+  return l;
+}
+
+// A row without numbers: bias (or zero) when q = 0, NaN when its input was not finite.
+void fill_row(const Exl3Weight& w, std::int32_t block, float q, float* y) noexcept {
+  for (int n = 0; n < kBlock; ++n) {
+    y[n] = q != 0.0f ? q : w.bias != nullptr ? w.bias[block * kBlock + n] : 0.0f;
+  }
+}
+
+}  // namespace
+
+std::size_t prepared_bytes(std::int32_t rows, std::int32_t in) noexcept {
+  return layout(rows, in).bytes;
+}
+
+Prepared place_prepared(void* memory, std::int32_t rows, std::int32_t in) noexcept {
+  const Layout l = layout(rows, in);
+  std::byte* base = static_cast<std::byte*>(memory);
+  return {reinterpret_cast<std::int16_t*>(base + l.v),
+          reinterpret_cast<std::int8_t*>(base + l.high),
+          reinterpret_cast<std::int8_t*>(base + l.low),
+          reinterpret_cast<float*>(base + l.q),
+          reinterpret_cast<float*>(base + l.r),
+          reinterpret_cast<std::int64_t*>(base + l.sum),
+          reinterpret_cast<std::int64_t*>(base + l.sum_high),
+          reinterpret_cast<std::int64_t*>(base + l.sum_low),
+          rows,
+          in};
+}
+
+Prepared rows_of(const Prepared& p, std::int32_t begin, std::int32_t count) noexcept {
+  const std::int64_t at = static_cast<std::int64_t>(begin) * p.in;
+  return {p.v + at,      p.high + at,        p.low + at,        p.q + begin, p.r + begin,
+          p.sum + begin, p.sum_high + begin, p.sum_low + begin, count,       p.in};
+}
+
+void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::int32_t levels,
+             Isa isa, std::int32_t begin, std::int32_t end, const Prepared& p) noexcept {
+  const Kernels& k = kernels(isa);
+  for (std::int32_t row = begin; row < end; ++row) {
+    k.prepare_row(w, x + row * x_stride, levels, row, p);
+  }
+}
+
+void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block_begin,
+              std::int32_t block_end, float* y, std::int64_t y_stride,
+              const std::int32_t* y_rows) noexcept {
+  const Kernels& k = kernels(isa);
+  alignas(64) std::int64_t sums[kRowGroup * kBlock];
+  for (std::int32_t row = 0; row < p.rows; row += kRowGroup) {
+    const std::int32_t rows = std::min(kRowGroup, p.rows - row);
+    for (std::int32_t block = block_begin; block < block_end; ++block) {
+      k.sums(w, p, row, rows, block, sums);
+      for (std::int32_t i = 0; i < rows; ++i) {
+        const std::int64_t to = y_rows != nullptr ? y_rows[row + i] : row + i;
+        float* out = y + to * y_stride + block * kBlock;
+        const float q = p.q[row + i];
+        if (q == 0.0f || std::isnan(q)) {
+          fill_row(w, block, q, out);
+        } else {
+          k.finish(w, block, q, p.sum[row + i], sums + i * kBlock, out);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashnext::exl3
