@@ -22,7 +22,8 @@ struct GraphContext {
   const Weights& weights;
   const StatePool& state;
   std::int32_t levels;
-  std::int32_t window;  // most positions of a lane
+  std::int32_t window;       // most positions of a lane
+  std::int32_t token_limit;  // ids >= it are never sampled
 };
 
 // What a trunk program leaves behind, at device addresses that stay valid until the next program

@@ -176,7 +176,7 @@ void LayerParts::head(float* streams, const MixWeight& mixer, float** logits,
   sample.logits = *logits;
   sample.tokens = *tokens;
   sample.vocab = c_.weights.head.out;
-  sample.limit = s_.vocab;
+  sample.limit = c_.token_limit;
   b_.add(Lane::kMain, sample);
 }
 

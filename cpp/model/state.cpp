@@ -26,7 +26,7 @@ struct PageElements {
 
 }  // namespace
 
-SlotLayout slot_layout(const ModelShape& shape) {
+SlotLayout slot_layout(const ModelShape& shape, bool mtp) {
   SlotLayout layout;
   std::int64_t at = 0;
   const auto take = [&at](std::int64_t floats) {
@@ -44,6 +44,7 @@ SlotLayout slot_layout(const ModelShape& shape) {
     layout.ple_window =
         take(std::int64_t{shape.ngram_size} * (shape.ple_kernel - 1) * shape.stack());
   }
+  if (mtp) layout.carry = take(shape.stack());
   layout.floats = at;
   return layout;
 }
@@ -54,7 +55,7 @@ std::size_t page_bytes(const ModelShape& shape, bool mtp) {
 
 StatePool::StatePool(Device& device, const ModelShape& shape, bool mtp, std::int32_t num_slots,
                      std::int32_t num_pages)
-    : layout_(slot_layout(shape)),
+    : layout_(slot_layout(shape, mtp)),
       slots_(device, Space::kDevice,
              std::max<std::size_t>(1, static_cast<std::size_t>(num_slots)) *
                  static_cast<std::size_t>(std::max<std::int64_t>(layout_.floats, 64)) *

@@ -23,9 +23,11 @@ struct SlotLayout {
   };
   std::vector<Gdn> gdn;          // a layer; unused entries for attention layers
   std::int64_t ple_window = -1;  // (dilation * (kernel - 1), streams * hidden)
-  std::int64_t floats = 0;       // of one slot, a multiple of 64
+  std::int64_t carry =
+      -1;  // (streams * hidden): the trunk's streams at the last position, for the MTP head
+  std::int64_t floats = 0;  // of one slot, a multiple of 64
 };
-SlotLayout slot_layout(const ModelShape& shape);
+SlotLayout slot_layout(const ModelShape& shape, bool mtp);
 
 // Bytes of one page over all attention layers.
 std::size_t page_bytes(const ModelShape& shape, bool mtp);

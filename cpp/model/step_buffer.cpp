@@ -27,13 +27,23 @@ StepBuffer::StepBuffer(Device& device, std::int32_t max_rows, std::int32_t lanes
 
 StepView StepBuffer::view(std::int32_t max_rows, std::int32_t max_segments,
                           std::int32_t max_outputs) const {
+  return view_of(device_, max_rows, max_segments, max_outputs);
+}
+
+StepView StepBuffer::host_view(std::int32_t max_rows, std::int32_t max_segments,
+                               std::int32_t max_outputs) const {
+  return view_of(host_, max_rows, max_segments, max_outputs);
+}
+
+StepView StepBuffer::view_of(const Block& block, std::int32_t max_rows, std::int32_t max_segments,
+                             std::int32_t max_outputs) const {
   StepView v{};
-  v.head = at<StepHead>(device_, head_);
-  v.rows = at<Row>(device_, rows_);
-  v.segments = at<Segment>(device_, segments_);
-  v.outputs = at<std::int32_t>(device_, outputs_);
-  v.sampling = at<SampleParams>(device_, sampling_);
-  v.pages = at<std::int32_t>(device_, pages_);
+  v.head = at<StepHead>(block, head_);
+  v.rows = at<Row>(block, rows_);
+  v.segments = at<Segment>(block, segments_);
+  v.outputs = at<std::int32_t>(block, outputs_);
+  v.sampling = at<SampleParams>(block, sampling_);
+  v.pages = at<std::int32_t>(block, pages_);
   v.max_pages = max_pages_;
   v.max_rows = max_rows;
   v.max_segments = max_segments;

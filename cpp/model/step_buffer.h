@@ -24,6 +24,9 @@ class StepBuffer {
 
   // Device side, for a program of that bucket.
   StepView view(std::int32_t max_rows, std::int32_t max_segments, std::int32_t max_outputs) const;
+  // The same view of the host side.
+  StepView host_view(std::int32_t max_rows, std::int32_t max_segments,
+                     std::int32_t max_outputs) const;
   void upload(Device& device, StreamId stream) const;
 
  private:
@@ -31,6 +34,8 @@ class StepBuffer {
   static T* at(const Block& block, std::size_t offset) {
     return reinterpret_cast<T*>(block.as<std::byte>() + offset);
   }
+  StepView view_of(const Block& block, std::int32_t max_rows, std::int32_t max_segments,
+                   std::int32_t max_outputs) const;
   std::int32_t max_pages_;
   std::size_t head_ = 0, segments_, pages_, rows_, outputs_, sampling_, bytes_;
   Block host_, device_;

@@ -1,0 +1,174 @@
+// Engine: runs steps. Owns sequence state, activations, programs and their graphs for one device;
+// knows lanes and tokens, but no requests and no text. Threads: one thread drives an engine.
+// Nothing is allocated on the device after construction.
+#pragma once
+
+#include "cpp/bank/weights.h"
+#include "cpp/base/thread_pool.h"
+#include "cpp/model/layer_graph.h"
+#include "cpp/model/program.h"
+#include "cpp/model/state.h"
+#include "cpp/model/step_buffer.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace flashnext {
+
+struct EngineOptions {
+  std::int32_t lanes = 1;
+  std::int32_t window = 0;       // positions a lane may hold, > 0
+  std::int32_t chunk = 512;      // most rows of a step
+  std::int32_t levels = 32258;   // of an activation: 32258 or 127
+  std::int32_t token_limit = 0;  // ids >= it are never sampled; 0: the vocabulary
+  bool graphs = true;            // replay captured graphs; false: enqueue op by op
+  bool mtp = true;               // build the MTP head when the checkpoint has one
+  std::int32_t snapshots = 8;    // snapshots that may exist at once
+  bool taps = false;             // keep the streams after every layer (debugging, reference tests)
+};
+
+// Rows of one sequence in a step.
+struct LaneRows {
+  enum class Logits { kNone, kLast, kAll };
+  std::int32_t lane;
+  std::span<const std::int32_t> tokens;
+  Logits logits = Logits::kLast;
+  SampleParams sampling{};  // position is filled in by the engine
+};
+
+struct StepOutput {
+  std::int32_t lane;
+  std::int32_t pos;     // of the row; the token drawn belongs at pos + 1
+  std::int32_t token;   // what the sampler drew
+  const float* logits;  // host memory (vocab), valid until the next step; null unless fetched
+};
+
+// A sequence at one position, on the host, apart from its pages.
+struct Snapshot {
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> pages;  // held references
+  std::int32_t block = -1;          // where the engine keeps the slot's copy
+  std::int32_t mtp_length = 0;
+};
+
+// Rows of a step that may be rewound: drafts are verified in windows up to this.
+inline constexpr std::int32_t kMaxDecodeRows = 8;
+
+class Engine {
+ public:
+  // Throws InputError for options out of range, OutOfMemory.
+  Engine(Device& device, const Checkpoint& checkpoint, const Weights& weights,
+         const EngineOptions& options);
+  ~Engine();
+
+  const EngineOptions& options() const noexcept { return options_; }
+  std::int32_t vocab() const noexcept { return shape_.vocab; }
+  bool has_mtp() const noexcept { return mtp_; }
+  // Most rows of a step whose logits may be asked for.
+  std::int32_t max_outputs() const noexcept { return max_outputs_; }
+
+  // Runs the rows: lanes distinct, tokens in the vocabulary, at most `chunk` rows, every lane
+  // reserve()d. Outputs come in the order of `rows`. With `fetch_logits` their logits are copied to
+  // the host. Throws InputError for bad rows (nothing has changed then), DeviceError.
+  const std::vector<StepOutput>& step(std::span<const LaneRows> rows, bool fetch_logits);
+
+  // Keeps the first `keep` rows of the lane's part of the last step, which had at most
+  // kMaxDecodeRows rows in all and at least two in this lane (keep = all is always allowed).
+  void rewind(std::int32_t lane, std::int32_t keep);
+
+  // Makes room for `tokens` more positions; false when no page is free (drop snapshots, then try
+  // again).
+  bool reserve(std::int32_t lane, std::int32_t tokens);
+  void reset(std::int32_t lane);
+  std::int32_t length(std::int32_t lane) const;
+  const std::vector<std::int32_t>& ids(std::int32_t lane) const;
+
+  // Needs free_snapshots() > 0. The snapshot stays valid until release() gives its pages and its
+  // block back.
+  Snapshot snapshot(std::int32_t lane);
+  std::int32_t free_snapshots() const noexcept;
+  // False when a page is needed for a copy and none is free; the lane is empty then.
+  bool restore(std::int32_t lane, const Snapshot& snapshot);
+  void release(Snapshot& snapshot);
+
+  // Runs the MTP slots that the lane's part of the last step completes. Slot s pairs the trunk's
+  // streams at s with token s + 1; `next` is the token after the last row, or -1 when unknown (that
+  // slot is then left for the next call). Must be called after every step of a lane from position 0
+  // on. Returns logits (slots, vocab).
+  std::vector<float> mtp_step(std::int32_t lane, std::int32_t next);
+
+  // Streams after every layer of the last row of the last step: (layers, S * D). Needs
+  // options.taps.
+  std::vector<float> taps();
+
+  struct Counters {
+    std::uint64_t steps = 0, rows = 0, outputs = 0, rewinds = 0, snapshots = 0, restores = 0;
+    std::uint64_t graphs = 0, ops_per_token = 0;
+  };
+  const Counters& counters() const noexcept { return counters_; }
+  const StatePool& state() const noexcept { return *state_; }
+
+ private:
+  struct LaneState {
+    std::vector<std::int32_t> ids;
+    std::vector<std::int32_t> pages;
+    std::int32_t slot = 0;   // current recurrent state
+    std::int32_t spare = 0;  // the other slot of the lane
+    // The lane's part of the last step, for rewind().
+    Segment last{};
+    bool rewindable = false;
+    std::int32_t mtp_length = 0;
+  };
+  struct Built {
+    Bucket bucket{};
+    StepView step{};
+    StepView mtp_step{};
+    const StepBuffer* buffer = nullptr;
+    const StepBuffer* mtp_buffer = nullptr;
+    TrunkBuffers trunk{};
+    MtpBuffers mtp{};
+    Program trunk_program, mtp_program, rewind_program;
+    Graph trunk_graph, mtp_graph, rewind_graph;
+  };
+
+  void build();
+  void allocate(std::int32_t large_rows);
+  std::vector<Bucket> buckets(std::int32_t large_rows) const;
+  GraphBuilder::Sizes build_bucket(Built& built, std::byte* base, const GraphBuilder::Sizes& sizes);
+  void capture(const Program& program, Graph& graph);
+  void run(const Program& program, const Graph& graph);
+  Built& bucket_for(std::int32_t rows, std::int32_t outputs);
+  LaneState& lane(std::int32_t index);
+  const LaneState& lane(std::int32_t index) const;
+  void validate(std::span<const LaneRows> rows) const;
+  void fill(const Built& built, std::span<const LaneRows> rows);
+  void fill_pages(const StepBuffer& buffer, std::int32_t lane);
+  void gather_ngrams(const Built& built);
+  void* snapshot_block(std::int32_t block) const;
+
+  Device& device_;
+  const Checkpoint& checkpoint_;
+  const Weights& weights_;
+  const ModelShape& shape_;
+  EngineOptions options_;
+  bool mtp_ = false;
+  std::int32_t max_pages_ = 0;
+  std::int32_t max_outputs_ = 0;
+
+  ProgramStreams streams_;
+  std::unique_ptr<StatePool> state_;
+  std::unique_ptr<StepBuffer> small_, large_, rewind_, mtp_small_, mtp_large_;
+  Block activations_, taps_, logits_host_, tokens_host_, packed_host_, taps_host_, snapshots_;
+  std::vector<std::int32_t> free_snapshots_;
+  std::vector<std::unique_ptr<Built>> built_;  // ascending by rows
+  Built* last_ = nullptr;                      // bucket of the last step
+  std::vector<LaneState> lanes_;
+  std::vector<StepOutput> outputs_;
+  ThreadPool gather_pool_;
+  Counters counters_;
+};
+
+}  // namespace flashnext

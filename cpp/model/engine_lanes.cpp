@@ -1,0 +1,127 @@
+// The parts of the engine that move sequences about: rewind, pages, snapshots.
+#include "cpp/model/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flashnext {
+
+void Engine::rewind(std::int32_t index, std::int32_t keep) {
+  LaneState& l = lane(index);
+  check(last_ != nullptr && keep >= 0 && keep <= l.last.rows,
+        "rewind keeps more rows than the step had");
+  if (keep == l.last.rows) return;
+  check(l.rewindable, "the lane's last step cannot be rewound");
+  l.rewindable = false;
+  std::swap(l.slot, l.spare);  // the state before the step
+  if (keep > 0) {
+    // The kept rows again, from the old state into the spare slot, by the same ops on the same
+    // inputs.
+    const StepBuffer& b = *rewind_;
+    Segment segment = l.last;
+    segment.rows = keep;
+    segment.state_in = l.slot;
+    segment.state_out = l.spare;
+    b.head() = {segment.row0 + keep, 1, 0, 0};
+    b.segments()[0] = segment;
+    // Rows of other lanes come before ours. They belong to a segment beyond head->segments without
+    // history: the convolution recomputes them into scratch, and no state is touched.
+    b.segments()[1] = {0, 0, 0, index, l.slot, l.slot};
+    for (std::int32_t i = 0; i < segment.row0 + keep; ++i) {
+      Row row = last_->buffer->rows()[i];
+      row.segment = i < segment.row0 ? 1 : 0;
+      b.rows()[i] = row;
+    }
+    b.upload(device_, streams_.main());
+    run(last_->rewind_program, last_->rewind_graph);
+    device_.synchronize(streams_.main());
+    std::swap(l.slot, l.spare);
+  }
+  l.last.rows = keep;
+  l.ids.resize(static_cast<std::size_t>(l.last.pos0 + keep));
+  l.mtp_length = std::min(l.mtp_length, l.last.pos0 + keep);
+  ++counters_.rewinds;
+}
+
+bool Engine::reserve(std::int32_t index, std::int32_t tokens) {
+  LaneState& l = lane(index);
+  const auto needed =
+      (static_cast<std::int64_t>(l.ids.size()) + tokens + kPageTokens - 1) / kPageTokens;
+  while (static_cast<std::int64_t>(l.pages.size()) < std::min<std::int64_t>(needed, max_pages_)) {
+    const std::int32_t page = state_->take_page();
+    if (page < 0) return false;
+    l.pages.push_back(page);
+  }
+  return true;
+}
+
+void Engine::reset(std::int32_t index) {
+  LaneState& l = lane(index);
+  for (const std::int32_t page : l.pages) state_->drop_page(page);
+  l.pages.clear();
+  l.ids.clear();
+  l.rewindable = false;
+  l.mtp_length = 0;
+}
+
+std::int32_t Engine::free_snapshots() const noexcept {
+  return static_cast<std::int32_t>(free_snapshots_.size());
+}
+
+void* Engine::snapshot_block(std::int32_t block) const {
+  return snapshots_.as<std::byte>() + static_cast<std::size_t>(block) * state_->slot_bytes();
+}
+
+Snapshot Engine::snapshot(std::int32_t index) {
+  const LaneState& l = lane(index);
+  check(!free_snapshots_.empty(), "no snapshot block is free");
+  Snapshot s;
+  s.ids = l.ids;
+  s.mtp_length = l.mtp_length;
+  const std::size_t pages = (l.ids.size() + kPageTokens - 1) / kPageTokens;
+  s.pages.assign(l.pages.begin(), l.pages.begin() + static_cast<std::ptrdiff_t>(pages));
+  s.block = free_snapshots_.back();
+  free_snapshots_.pop_back();
+  device_.copy_async(streams_.main(), snapshot_block(s.block), state_->slot(l.slot),
+                     state_->slot_bytes());
+  device_.synchronize(streams_.main());
+  for (const std::int32_t page : s.pages) state_->hold_page(page);
+  ++counters_.snapshots;
+  return s;
+}
+
+bool Engine::restore(std::int32_t index, const Snapshot& snapshot) {
+  reset(index);
+  LaneState& l = lane(index);
+  for (const std::int32_t page : snapshot.pages) {
+    state_->hold_page(page);
+    l.pages.push_back(page);
+  }
+  // A last page that is not full will be written: the lane needs its own.
+  if (snapshot.ids.size() % kPageTokens != 0) {
+    const std::int32_t copy = state_->take_page();
+    if (copy < 0) {
+      reset(index);
+      return false;
+    }
+    state_->copy_page(device_, streams_.main(), copy, l.pages.back());
+    state_->drop_page(l.pages.back());
+    l.pages.back() = copy;
+  }
+  l.ids = snapshot.ids;
+  l.mtp_length = snapshot.mtp_length;
+  device_.copy_async(streams_.main(), state_->slot(l.slot), snapshot_block(snapshot.block),
+                     state_->slot_bytes());
+  device_.synchronize(streams_.main());
+  ++counters_.restores;
+  return true;
+}
+
+void Engine::release(Snapshot& snapshot) {
+  if (snapshot.block < 0) return;
+  for (const std::int32_t page : snapshot.pages) state_->drop_page(page);
+  free_snapshots_.push_back(snapshot.block);
+  snapshot = {};
+}
+
+}  // namespace flashnext
