@@ -25,7 +25,12 @@ struct RowKernels {
   // out[i] = x[i] / sqrt(mean x^2 + eps) * w[i], as (x * r) * w; out may be x
   void (*norm)(const float* x, const float* w, float eps, float* out, std::int32_t n);
   float (*sum_squares)(const float* x, std::int32_t n);
-  float (*dot)(const float* a, const float* b, std::int32_t n);
+  // sum_i k[i] * (s[i] * r * w[i])
+  float (*dot_scaled)(const float* k, const float* s, float r, const float* w, std::int32_t n);
+  // One row of a depthwise convolution: sum_t taps[i * num_taps + t] * x[t][i], t ascending from 0,
+  // mul then add; x[t] = null reads as zeros. s[i] = s[i] + (a * v[i] + silu(that)).
+  void (*add_conv)(const float* taps, std::int32_t num_taps, const float* const* x, float a,
+                   const float* v, float* s, std::int32_t n);
   // x[i] = silu(x[i] / d)
   void (*silu_of_quotient)(float* x, float d, std::int32_t n);
   // acc[i] = sigmoid(g[i]) * x[i], plus acc[i] before it when `add`
