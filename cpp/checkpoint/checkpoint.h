@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace flashnext {
@@ -59,10 +60,21 @@ class TensorFiles {
   // Throws CheckpointError: unreadable or truncated file, lying header, duplicate name, index that
   // disagrees.
   static TensorFiles open(const std::string& folder);
+  // The same over whole files that already lie in memory and outlive the result (tests, fuzzing).
+  struct Buffer {
+    std::string name;
+    const std::byte* data;
+    std::size_t bytes;
+  };
+  static TensorFiles view(const std::vector<Buffer>& buffers);
 
   const std::vector<File>& files() const;
   const std::vector<Tensor>& tensors() const;       // sorted by name
   const Tensor* find(std::string_view name) const;  // null when absent
+  // The tensors whose names begin with `prefix`: [first, last) of tensors().
+  std::pair<const Tensor*, const Tensor*> with_prefix(std::string_view prefix) const;
+  // What is legal but worth a word, e.g. files outside the index.
+  const std::vector<std::string>& notes() const;
 
  private:
   struct State;
@@ -75,8 +87,9 @@ struct TensorRule {
   std::string name;  // full name; for kExl3 the prefix of its members
   Role role;
   std::vector<std::int64_t>
-      shape;           // kPlain: as stored; kExl3: {out, in} of the model, before padding to 128
-  std::string family;  // e.g. "experts", "gdn", "attention", "mixers", "head", "ngram", "mtp"
+      shape;  // kPlain: as stored; kExl3: {out, in} of the model, before padding to 128
+  // embedding, gdn, attention, router, experts, shared, mixers, ple, ngram, head, mtp, mtp_experts
+  std::string family;
 };
 // Every text tensor that a model of this shape has, in load order.
 std::vector<TensorRule> tensor_table(const ModelShape& shape);
@@ -100,6 +113,9 @@ class Checkpoint {
   // Opens and checks everything: after this every access succeeds. `progress` (may be empty) hears
   // stage "check". Throws CheckpointError naming the tensor or key, both values, and the remedy.
   static Checkpoint open(const std::string& folder, const Progress& progress = {});
+  // The same over a parsed config and open files; quantization_config.json is not consulted.
+  static Checkpoint bind(const ModelShape& shape, const TensorFiles& files,
+                         const Progress& progress = {});
 
   const std::string& folder() const;
   const ModelShape& shape() const;

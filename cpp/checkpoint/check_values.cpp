@@ -1,0 +1,121 @@
+// Values that are checked when a checkpoint opens: scales, markers and small tensors, some hundred
+// MB of a big pack, scattered between trellises. They are visited in file order, read ahead range
+// by range, by all cores.
+#include "cpp/base/half.h"
+#include "cpp/base/thread_pool.h"
+#include "cpp/checkpoint/bind.h"
+#include "cpp/checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+namespace flashnext {
+namespace {
+
+constexpr std::uint32_t kMul1 = 0x83DCD12Du;
+constexpr std::int64_t kGrain = 128;     // checks a thread takes at once
+constexpr std::size_t kBatch = 1 << 14;  // checks between two progress reports
+constexpr std::ptrdiff_t kNear = 4096;   // tensors this close are read ahead as one range
+
+// Masks of a 64-bit word of floats: `exponent` selects the exponent bits; adding `unit` carries
+// into the sign bit exactly where all of them are set, that is, for NaN and infinity.
+struct Lanes {
+  std::uint64_t exponent, unit, sign;
+};
+constexpr Lanes kHalf = {0x7C007C007C007C00u, 0x0400040004000400u, 0x8000800080008000u};
+constexpr Lanes kBrain = {0x7F807F807F807F80u, 0x0080008000800080u, 0x8000800080008000u};
+constexpr Lanes kSingle = {0x7F8000007F800000u, 0x0080000000800000u, 0x8000000080000000u};
+
+bool all_finite(const Tensor& tensor) noexcept {
+  const Lanes lanes = tensor.dtype == Dtype::kF16    ? kHalf
+                      : tensor.dtype == Dtype::kBF16 ? kBrain
+                                                     : kSingle;
+  std::uint64_t bad = 0;
+  std::size_t i = 0;
+  for (; i + 8 <= tensor.bytes; i += 8) {
+    std::uint64_t w;
+    std::memcpy(&w, tensor.data + i, sizeof w);
+    bad |= ((w & lanes.exponent) + lanes.unit) & lanes.sign;
+  }
+  std::uint64_t tail = 0;
+  if (i < tensor.bytes) std::memcpy(&tail, tensor.data + i, tensor.bytes - i);
+  bad |= ((tail & lanes.exponent) + lanes.unit) & lanes.sign;
+  return bad == 0;
+}
+
+std::string hex(std::uint32_t value) {
+  constexpr char digits[] = "0123456789ABCDEF";
+  std::string text = "0x";
+  for (int shift = 28; shift >= 0; shift -= 4) text += digits[(value >> shift) & 15];
+  return text;
+}
+
+// What is wrong, or nothing.
+std::optional<std::string> problem_of(const ValueCheck& check) {
+  const Tensor& tensor = *check.tensor;
+  if (check.marker) {
+    std::uint32_t value;
+    std::memcpy(&value, tensor.data, sizeof value);
+    if (value == kMul1) return std::nullopt;
+    const bool swapped = value == __builtin_bswap32(kMul1);
+    return tensor.name + ": the codebook marker is " + hex(value) + ", but mul1 has " + hex(kMul1) +
+           (swapped ? " (the bytes are swapped)" : "") + ". The file is damaged: download it again";
+  }
+  if (all_finite(tensor)) return std::nullopt;
+  const std::vector<float> values = widen(tensor);
+  std::size_t at = 0;
+  while (at < values.size() && values[at] - values[at] == 0) ++at;
+  const bool nan = at < values.size() && values[at] != values[at];
+  return tensor.name + ": element " + std::to_string(at) + " is " + (nan ? "NaN" : "infinite") +
+         ", but every value must be finite. The file is damaged: download it again, or quantise "
+         "the model again";
+}
+
+void read_ahead(const ValueCheck* begin, const ValueCheck* end) noexcept {
+  const std::byte* from = nullptr;
+  const std::byte* to = nullptr;
+  for (const ValueCheck* check = begin; check != end; ++check) {
+    const std::byte* data = check->tensor->data;
+    if (from == nullptr || data - to > kNear) {
+      if (from != nullptr) advise(from, static_cast<std::size_t>(to - from), Advice::kSoon);
+      from = data;
+    }
+    to = data + check->tensor->bytes;
+  }
+  if (from != nullptr) advise(from, static_cast<std::size_t>(to - from), Advice::kSoon);
+}
+
+}  // namespace
+
+void check_values(std::vector<ValueCheck> checks, const Progress& progress) {
+  std::sort(checks.begin(), checks.end(), [](const ValueCheck& a, const ValueCheck& b) {
+    return std::pair(a.tensor->file, a.tensor->data) < std::pair(b.tensor->file, b.tensor->data);
+  });
+  ThreadPool pool(std::min(available_cores(), 16));
+  std::mutex mutex;
+  std::size_t first_bad = checks.size();
+  std::string first_problem;
+  for (std::size_t begin = 0; begin < checks.size(); begin += kBatch) {
+    const std::size_t count = std::min(kBatch, checks.size() - begin);
+    const ValueCheck* batch = checks.data() + begin;
+    pool.parallel_for(static_cast<std::int64_t>(count), kGrain,
+                      [&](std::int64_t i, std::int64_t j) {
+                        read_ahead(batch + i, batch + j);
+                        for (std::int64_t k = i; k < j; ++k) {
+                          const auto problem = problem_of(batch[k]);
+                          if (!problem) continue;
+                          const std::lock_guard lock(mutex);
+                          const std::size_t at = begin + static_cast<std::size_t>(k);
+                          if (at >= first_bad) continue;
+                          first_bad = at;
+                          first_problem = *problem;
+                        }
+                      });
+    if (first_bad < checks.size()) throw CheckpointError(first_problem);
+    if (progress) progress("check", begin + count, checks.size());
+  }
+}
+
+}  // namespace flashnext
