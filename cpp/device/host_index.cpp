@@ -43,8 +43,8 @@ std::int64_t page_of(const StepView& step, const Row& row, std::int32_t pos) {
   return step.pages[std::int64_t{row.lane} * step.max_pages + pos / kPageTokens];
 }
 
-// fp16, round to nearest even; beyond the range it becomes infinity, which the attention of this
-// position then shows as NaN.
+// fp16, round to nearest even. Not clamped: beyond the range it becomes infinity, which shows as
+// infinity or NaN in the rows that see it. The norm keeps K far from that.
 void narrow(const float* x, int n, std::uint16_t* y) {
   for (int i = 0; i < n; ++i) y[i] = f32_to_f16(x[i]);
 }
