@@ -1,6 +1,6 @@
-// Products of fp16 weights (half_product.h): the op `dense`, and the launches that `mix` shares.
+// Products of fp16 weights (half_product.cuh): the op `dense`, and the launches that `mix` shares.
 #include "cpp/base/errors.h"
-#include "cuda/half_product.h"
+#include "cuda/half_product.cuh"
 #include "cuda/kernels.h"
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // Residual streams: embed, residual, and the gated mix of one site (spec/model.md 2).
 //
 // mix, per group of rows: norm (pending residual, RMS, planes of the normed stack) -> down and
-// inject (half_product.h, partial sums a slice) -> up, gates and x. At most 8 rows: the last kernel
-// joins the slices itself; more: a join kernel makes the planes of the hidden row first. Same
-// arithmetic.
+// inject (half_product.cuh, partial sums a slice) -> up, gates and x. At most 8 rows: the last
+// kernel joins the slices itself; more: a join kernel makes the planes of the hidden row first.
+// Same arithmetic.
 #include "cpp/base/errors.h"
 #include "cpp/base/math.h"
-#include "cuda/half_product.h"
+#include "cuda/half_product.cuh"
 #include "cuda/kernels.h"
 #include "cuda/reduce.h"
 

@@ -16,6 +16,7 @@
 
 #include "cpp/device/ops.h"
 #include "cuda/launch.h"
+#include "cuda/rows.h"
 
 #include <cstdint>
 #include <cuda_fp16.h>
@@ -72,10 +73,6 @@ struct Planes {
 inline std::size_t align_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 #if defined(__CUDACC__)
-
-__device__ __forceinline__ int rows_now(const RowCount& count) {
-  return count.scale * *count.count;
-}
 
 __device__ __forceinline__ void split(float x, std::uint16_t& hi, std::uint16_t& lo) {
   const float scaled = x * kSplitScale;
