@@ -1,0 +1,187 @@
+#include "cpp/session/session.h"
+
+#include "cpp/device/cuda_device.h"
+#include "cpp/device/host_device.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+namespace flashnext {
+
+namespace {
+
+exl3::Isa isa_from(const std::string& name) {
+  if (name == "auto") return exl3::best_isa();
+  for (const exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
+    if (name == exl3::to_string(isa)) return isa;
+  }
+  throw InputError("isa = \"" + name + "\": choose auto, scalar, avx2 or avx512");
+}
+
+// N of "cuda" (0) or "cuda:N"; -1 for anything else.
+int cuda_ordinal(const std::string& name) {
+  if (name == "cuda") return 0;
+  if (!name.starts_with("cuda:")) return -1;
+  int n = -1;
+  const char* end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data() + 5, end, n);
+  return error == std::errc() && at == end ? n : -1;
+}
+
+}  // namespace
+
+Session::Session(Checkpoint checkpoint, SessionOptions options)
+    : checkpoint_(std::move(checkpoint)), options_(std::move(options)) {}
+
+Session::~Session() = default;
+
+std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options,
+                                       const Progress& progress) {
+  std::unique_ptr<Session> s(new Session(Checkpoint::open(path, progress), options));
+  s->notes_ = s->checkpoint_.notes();
+  SessionOptions& o = s->options_;
+  if (o.window == 0) o.window = std::min(32768, s->shape().max_positions);
+  if (o.window < 0 || o.window > s->shape().max_positions) {
+    throw InputError("window = " + std::to_string(o.window) + ": the model holds 1 to " +
+                     std::to_string(s->shape().max_positions) +
+                     " positions; choose a window in that range");
+  }
+  s->open_device();
+  WeightOptions weight_options;
+  weight_options.rope_positions = o.window;
+  s->weights_ = std::make_unique<Weights>(
+      Weights::load(s->checkpoint_, *s->device_, weight_options, progress));
+  EngineOptions engine_options;
+  engine_options.lanes = o.lanes;
+  engine_options.window = o.window;
+  engine_options.chunk = o.chunk;
+  engine_options.levels = o.levels;
+  engine_options.token_limit = o.token_limit;
+  engine_options.graphs = o.graphs;
+  engine_options.snapshots = o.snapshots;
+  engine_options.taps = o.taps;
+  s->engine_ = std::make_unique<Engine>(*s->device_, s->checkpoint_, *s->weights_, engine_options);
+  s->scheduler_ = std::make_unique<Scheduler>(*s->engine_);
+  s->device_->seal();
+  return s;
+}
+
+void Session::open_device() {
+  if (options_.threads < 0 || options_.threads > 1024) {
+    throw InputError("threads = " + std::to_string(options_.threads) +
+                     ": must be 0 (one a core) to 1024");
+  }
+  int ordinal = -1;
+  if (options_.device == "auto") {
+    if (cuda_device_count() > 0) {
+      ordinal = 0;
+    } else {
+      notes_.push_back(cuda_built() ? "device auto: no CUDA device here, using the host device"
+                                    : "device auto: built without CUDA, using the host device");
+    }
+  } else if (options_.device != "host") {
+    ordinal = cuda_ordinal(options_.device);
+    if (ordinal < 0) {
+      throw InputError("device = \"" + options_.device + "\": choose auto, host, cuda or cuda:N");
+    }
+  }
+  if (ordinal >= 0) {
+    CudaDeviceOptions cuda;
+    if (options_.memory_limit > 0) cuda.memory_budget = options_.memory_limit;
+    device_ = make_cuda_device(ordinal, cuda);
+    device_name_ = "cuda:" + std::to_string(ordinal);
+    return;
+  }
+  HostDeviceOptions host;
+  host.threads = options_.threads;
+  host.seed = options_.seed;
+  host.isa = isa_from(options_.isa);
+  if (options_.memory_limit > 0) host.memory_limit = options_.memory_limit;
+  device_ = make_host_device(host);
+  device_name_ = "host";
+}
+
+// Runs a call; the first DeviceError poisons the session.
+template <class Call>
+auto Session::guarded(Call&& call) {
+  if (!failure_.empty()) {
+    throw DeviceError(
+        "the session failed before and cannot go on; open a new one. First failure: " + failure_);
+  }
+  try {
+    return call();
+  } catch (const DeviceError& e) {
+    failure_ = e.what();
+    throw;
+  }
+}
+
+std::vector<Completion> Session::generate(std::span<const Request> requests,
+                                          const GenerateHooks& hooks) {
+  return guarded([&] { return scheduler_->generate(requests, hooks); });
+}
+
+std::vector<float> Session::logits(std::span<const std::int32_t> ids, std::int32_t chunk) {
+  return guarded([&] {
+    std::vector<float> all;
+    all.reserve(ids.size() * static_cast<std::size_t>(shape().vocab));
+    scheduler_->every_logit(ids, chunk, [&](const std::vector<StepOutput>& rows) {
+      for (const StepOutput& row : rows) {
+        all.insert(all.end(), row.logits, row.logits + shape().vocab);
+      }
+    });
+    return all;
+  });
+}
+
+std::vector<float> Session::score(std::span<const std::int32_t> ids) {
+  return guarded([&] {
+    std::vector<float> scores;
+    scheduler_->every_logit(ids, 0, [&](const std::vector<StepOutput>& rows) {
+      for (const StepOutput& row : rows) {
+        const auto next = static_cast<std::size_t>(row.pos) + 1;
+        if (next >= ids.size()) continue;
+        const float* logits = row.logits;
+        const float top = *std::max_element(logits, logits + shape().vocab);
+        double sum = 0;
+        for (std::int32_t i = 0; i < shape().vocab; ++i) {
+          sum += std::exp(static_cast<double>(logits[i]) - static_cast<double>(top));
+        }
+        scores.push_back(static_cast<float>(static_cast<double>(logits[ids[next]]) -
+                                            static_cast<double>(top) - std::log(sum)));
+      }
+    });
+    return scores;
+  });
+}
+
+std::vector<float> Session::mtp_logits(std::span<const std::int32_t> ids) {
+  if (!engine_->has_mtp()) {
+    throw InputError(
+        "this checkpoint has no MTP head; only checkpoints with mtp.* tensors have MTP logits");
+  }
+  return guarded([&] {
+    std::vector<float> all;
+    scheduler_->every_logit(ids, 0, [&](const std::vector<StepOutput>& rows) {
+      const auto next = static_cast<std::size_t>(rows.back().pos) + 1;
+      const std::vector<float> part = engine_->mtp_step(0, next < ids.size() ? ids[next] : -1);
+      all.insert(all.end(), part.begin(), part.end());
+    });
+    return all;
+  });
+}
+
+std::vector<float> Session::streams(std::span<const std::int32_t> ids) {
+  if (!options_.taps) {
+    throw InputError("streams() needs a session opened with taps = true");
+  }
+  return guarded([&] {
+    std::vector<float> last;
+    scheduler_->every_logit(ids, 0,
+                            [&](const std::vector<StepOutput>&) { last = engine_->taps(); });
+    return last;
+  });
+}
+
+}  // namespace flashnext

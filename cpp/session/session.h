@@ -1,0 +1,85 @@
+// THE SPINE. open() reads like the load: checkpoint, device, weights, engine, scheduler. A Session
+// answers requests until it is closed; all memory is taken in open(). Threads: one call at a time,
+// but cancel() may come from any thread.
+#pragma once
+
+#include "cpp/bank/weights.h"
+#include "cpp/checkpoint/checkpoint.h"
+#include "cpp/device/device.h"
+#include "cpp/model/engine.h"
+#include "cpp/sched/scheduler.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace flashnext {
+
+struct SessionOptions {
+  std::string device = "auto";  // "auto", "host", "cuda", "cuda:N"
+  std::int32_t window =
+      0;                   // positions a sequence may hold; 0: the smaller of 32768 and the model's
+  std::int32_t lanes = 1;  // sequences at once
+  std::int32_t threads = 0;     // of the host device; 0: one a core
+  std::int32_t levels = 32258;  // activation levels: 32258 or 127
+  std::uint64_t seed = 0;       // of the host device's execution order (never of the text)
+  std::string isa = "auto";     // of the host device: "auto", "scalar", "avx2", "avx512"
+  bool graphs = true;
+  std::int32_t chunk = 512;        // most rows of a prefill step
+  std::int32_t snapshots = 8;      // remembered prefixes
+  std::int32_t token_limit = 0;    // ids from here on are never sampled; 0: the whole vocabulary
+  std::uint64_t memory_limit = 0;  // bytes; 0: none
+  bool taps = false;               // keep the streams after every layer
+};
+
+class Session {
+ public:
+  // Throws CheckpointError, InputError (options), OutOfMemory (names every part and the sum),
+  // DeviceError.
+  static std::unique_ptr<Session> open(const std::string& path, const SessionOptions& options,
+                                       const Progress& progress = {});
+  ~Session();
+
+  const ModelShape& shape() const noexcept { return checkpoint_.shape(); }
+  const SessionOptions& options() const noexcept { return options_; }
+  const std::string& device_name() const noexcept { return device_name_; }
+  Device& device() noexcept { return *device_; }
+  Engine& engine() noexcept { return *engine_; }
+  Scheduler& scheduler() noexcept { return *scheduler_; }
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
+
+  // See Scheduler::generate. After a DeviceError every later call throws it again.
+  std::vector<Completion> generate(std::span<const Request> requests, const GenerateHooks& hooks);
+  void cancel() noexcept { scheduler_->cancel(); }
+
+  // Logits (tokens, vocab) of every position, computed cold in steps of at most `chunk` rows (0: as
+  // many as fit).
+  std::vector<float> logits(std::span<const std::int32_t> ids, std::int32_t chunk = 0);
+  // Log-probability of every token but the first, given those before it: (tokens - 1).
+  std::vector<float> score(std::span<const std::int32_t> ids);
+  // MTP logits (tokens - 1, vocab): slot s predicts token s + 2. InputError when the model has no
+  // MTP head.
+  std::vector<float> mtp_logits(std::span<const std::int32_t> ids);
+  // Streams after every layer at the last position: (layers, streams * hidden). Needs options.taps.
+  std::vector<float> streams(std::span<const std::int32_t> ids);
+
+ private:
+  Session(Checkpoint checkpoint, SessionOptions options);
+  void open_device();
+  template <class Call>
+  auto guarded(Call&& call);
+
+  Checkpoint checkpoint_;
+  SessionOptions options_;
+  std::vector<std::string> notes_;
+  std::string device_name_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::string failure_;  // the first device error
+};
+
+}  // namespace flashnext
