@@ -56,7 +56,7 @@ void HostMemory::refuse(Space space, std::size_t bytes, std::string_view what,
                         reason + "; in use " + std::to_string(used_) + " bytes";
   const char* separator = ": ";
   for (const auto& [part, count] : parts) {
-    message += separator + ("'" + part.what + "'");
+    message.append(separator).append("'").append(part.what).append("'");
     if (count > 1) message += " x" + std::to_string(count);
     message += " " + std::to_string(part.bytes) + " (" + to_string(part.space) + ")";
     separator = ", ";
