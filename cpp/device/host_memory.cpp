@@ -57,8 +57,9 @@ void HostMemory::refuse(Space space, std::size_t bytes, std::string_view what,
   const char* separator = ": ";
   for (const auto& [part, count] : parts) {
     message.append(separator).append("'").append(part.what).append("'");
-    if (count > 1) message += " x" + std::to_string(count);
-    message += " " + std::to_string(part.bytes) + " (" + to_string(part.space) + ")";
+    if (count > 1) message.append(" x").append(std::to_string(count));
+    message.append(" ").append(std::to_string(part.bytes));
+    message.append(" (").append(to_string(part.space)).append(")");
     separator = ", ";
   }
   message += "; sum with this part " + std::to_string(used_ + bytes) + " bytes";
