@@ -1,0 +1,240 @@
+// Gated DeltaNet on the GPU: against the host device, and bit for bit against itself whatever the
+// bucket, the chunks and the other sequences of the step.
+#include "gpu_rig.h"
+
+#include <limits>
+
+namespace flashnext {
+namespace {
+
+using test::difference;
+using test::Rig;
+using test::StepParts;
+using test::uniform;
+using Floats = std::vector<float>;
+
+constexpr int kDim = 128;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+struct Shape {
+  int k_heads;
+  int v_heads;
+  int channels() const { return (2 * k_heads + v_heads) * kDim; }
+  GdnDims dims(std::int64_t slot_stride) const { return {k_heads, v_heads, kDim, 4, slot_stride}; }
+};
+
+Floats rows_of(const Floats& all, int width, int first, int n) {
+  return Floats(all.begin() + std::int64_t{first} * width,
+                all.begin() + std::int64_t{first + n} * width);
+}
+
+// What one sequence gives the layer.
+struct Inputs {
+  Inputs(Shape s, int tokens, unsigned seed)
+      : shape(s),
+        tokens_n(tokens),
+        u(uniform(size(tokens) * size(s.channels()), -1.5f, 1.5f, seed)),
+        a(uniform(size(tokens) * size(s.v_heads), -3, 3, seed + 1)),
+        b(uniform(size(tokens) * size(s.v_heads), -3, 3, seed + 2)) {}
+  Shape shape;
+  int tokens_n;
+  Floats u, a, b;
+};
+
+struct Weights {
+  explicit Weights(Shape s)
+      : conv(uniform(size(s.channels()) * 4, -1, 1, 7)),
+        rate(uniform(size(s.v_heads), 0.01f, 0.5f, 8)),
+        dt_bias(uniform(size(s.v_heads), -1, 1, 9)) {}
+  Floats conv, rate, dt_bias;
+};
+
+struct Outputs {
+  Floats qkv, decay, beta, o, state;
+};
+
+// Runs convolution and recurrence of `inputs` (one a lane, of equal length) in chunks; what leaves
+// is ordered by lane, then position. Slot 2 l of a lane is read first, then slots alternate.
+Outputs run(Rig rig, const std::vector<Inputs>& inputs, int chunk, int max_rows) {
+  const Shape shape = inputs[0].shape;
+  const int c = shape.channels();
+  const int lanes = static_cast<int>(inputs.size());
+  const std::int64_t window_stride = 3 * c + 8;
+  const std::int64_t state_stride = std::int64_t{shape.v_heads} * kDim * kDim + 8;
+  const Weights weights(shape);
+  const float* conv = rig.put(weights.conv);
+  const float* rate = rig.put(weights.rate);
+  const float* dt_bias = rig.put(weights.dt_bias);
+  float* state = rig.put(Floats(size(2 * lanes * state_stride), kNan));
+  float* window = rig.room<float>(size(2 * lanes * window_stride));
+  std::vector<Outputs> of_lane(size(lanes));
+  const int tokens = inputs[0].tokens_n;
+  int turn = 0;
+  for (int first = 0; first < tokens; first += chunk, ++turn) {
+    const int n = std::min(chunk, tokens - first);
+    StepParts parts;
+    parts.max_rows = max_rows;
+    Floats u, a, b;
+    Floats history(size(2 * lanes * window_stride), kNan);
+    for (int l = 0; l < lanes; ++l) {
+      const int in = 2 * l + turn % 2;
+      const int out = 2 * l + (turn + (l == 0 ? 0 : 1)) % 2;  // lane 0 writes where it reads
+      parts.segments.push_back({0, n, first, l, l == 0 ? 0 : in, l == 0 ? 0 : out});
+      const Inputs& from = inputs[size(l)];
+      for (const auto& [all, to, width] :
+           {std::tuple{&from.u, &u, c}, std::tuple{&from.a, &a, shape.v_heads},
+            std::tuple{&from.b, &b, shape.v_heads}}) {
+        const Floats part = rows_of(*all, width, first, n);
+        to->insert(to->end(), part.begin(), part.end());
+      }
+      for (int i = 0; i < 3 && first > 0; ++i) {
+        for (int ch = 0; ch < c; ++ch) {
+          const int pos = first - 3 + i;
+          history[size((l == 0 ? 0 : in) * window_stride + i * c + ch)] =
+              pos >= 0 ? from.u[size(std::int64_t{pos} * c + ch)] : 0.0f;
+        }
+      }
+    }
+    rig.set(window, history);
+    const StepView step = parts.on(rig);
+    const std::size_t rows = size(parts.rows());
+    GdnConvArgs k{};
+    k.step = step;
+    k.dims = shape.dims(window_stride);
+    k.u = rig.put(u);
+    k.a = rig.put(a);
+    k.b = rig.put(b);
+    k.conv = conv;
+    k.rate = rate;
+    k.dt_bias = dt_bias;
+    k.window = window;
+    k.qkv = rig.put(Floats(rows * size(c), kNan));
+    k.decay = rig.put(Floats(rows * size(shape.v_heads), kNan));
+    k.beta = rig.put(Floats(rows * size(shape.v_heads), kNan));
+    rig.run(k);
+    GdnRecurArgs m{};
+    m.step = step;
+    m.dims = shape.dims(state_stride);
+    m.qkv = k.qkv;
+    m.decay = k.decay;
+    m.beta = k.beta;
+    m.state = state;
+    m.o = rig.put(Floats(rows * size(shape.v_heads) * kDim, kNan));
+    rig.run(m);
+    const Floats qkv = rig.get(k.qkv, rows * size(c));
+    const Floats decay = rig.get(k.decay, rows * size(shape.v_heads));
+    const Floats beta = rig.get(k.beta, rows * size(shape.v_heads));
+    const Floats o = rig.get(m.o, rows * size(shape.v_heads) * kDim);
+    for (int l = 0; l < lanes; ++l) {
+      Outputs& to = of_lane[size(l)];
+      for (const auto& [all, out, width] :
+           {std::tuple{&qkv, &to.qkv, c}, std::tuple{&decay, &to.decay, shape.v_heads},
+            std::tuple{&beta, &to.beta, shape.v_heads},
+            std::tuple{&o, &to.o, shape.v_heads * kDim}}) {
+        const Floats part = rows_of(*all, width, l * n, n);
+        out->insert(out->end(), part.begin(), part.end());
+      }
+    }
+  }
+  const Floats states = rig.get(state, size(2 * lanes * state_stride));
+  Outputs all;
+  for (int l = 0; l < lanes; ++l) {
+    const std::int64_t slot = l == 0 ? 0 : 2 * l + turn % 2;
+    const auto begin = states.begin() + slot * state_stride;
+    Outputs& one = of_lane[size(l)];
+    one.state = Floats(begin, begin + state_stride - 8);
+    for (const auto& [to, from] : {std::pair{&all.qkv, &one.qkv}, std::pair{&all.decay, &one.decay},
+                                   std::pair{&all.beta, &one.beta}, std::pair{&all.o, &one.o},
+                                   std::pair{&all.state, &one.state}}) {
+      to->insert(to->end(), from->begin(), from->end());
+    }
+  }
+  return all;
+}
+
+void expect_close(const Outputs& got, const Outputs& want) {
+  EXPECT_LE(difference(got.qkv, want.qkv), 2e-6);
+  EXPECT_LE(difference(got.decay, want.decay), 1e-6);
+  EXPECT_LE(difference(got.beta, want.beta), 1e-6);
+  EXPECT_LE(difference(got.o, want.o), 1e-5);
+  EXPECT_LE(difference(got.state, want.state), 1e-5);
+}
+
+void expect_equal(const Outputs& got, const Outputs& want) {
+  EXPECT_TRUE(got.qkv == want.qkv);
+  EXPECT_TRUE(got.decay == want.decay);
+  EXPECT_TRUE(got.beta == want.beta);
+  EXPECT_TRUE(got.o == want.o);
+  EXPECT_TRUE(got.state == want.state);
+}
+
+class GdnGpu : public test::GpuTest {};
+
+TEST_F(GdnGpu, MatchesTheHostForEveryGroupOfHeads) {
+  for (const Shape shape : {Shape{2, 6}, Shape{2, 2}, Shape{1, 2}, Shape{1, 4}, Shape{16, 48}}) {
+    SCOPED_TRACE(shape.v_heads);
+    const std::vector<Inputs> inputs{Inputs(shape, 37, 100)};
+    expect_close(run(Rig::cuda(), inputs, 37, 0), run(Rig::host(), inputs, 37, 0));
+  }
+}
+
+TEST_F(GdnGpu, ChunksAndBucketsKeepTheBits) {
+  const std::vector<Inputs> inputs{Inputs({2, 6}, 150, 200)};
+  const Outputs whole = run(Rig::cuda(), inputs, 150, 150);
+  expect_close(whole, run(Rig::host(), inputs, 150, 150));
+  expect_equal(run(Rig::cuda(), inputs, 150, 512), whole);
+  for (const auto& [chunk, bucket] : {std::pair{1, 1}, {1, 8}, {7, 8}, {64, 64}, {64, 128}}) {
+    SCOPED_TRACE(chunk);
+    expect_equal(run(Rig::cuda(), inputs, chunk, bucket), whole);
+  }
+}
+
+TEST_F(GdnGpu, OtherSequencesKeepTheBits) {
+  const std::vector<Inputs> inputs{Inputs({2, 6}, 70, 300), Inputs({2, 6}, 70, 310),
+                                   Inputs({2, 6}, 70, 320)};
+  const Outputs together = run(Rig::cuda(), inputs, 9, 32);
+  const std::size_t lane = together.o.size() / 3;
+  const std::size_t state = together.state.size() / 3;
+  for (std::size_t l = 0; l < 3; ++l) {
+    const Outputs alone = run(Rig::cuda(), {inputs[l]}, 9, 16);
+    EXPECT_TRUE(std::equal(alone.o.begin(), alone.o.end(), together.o.begin() + l * lane));
+    EXPECT_TRUE(
+        std::equal(alone.state.begin(), alone.state.end(), together.state.begin() + l * state));
+  }
+}
+
+TEST_F(GdnGpu, GateMatchesTheHost) {
+  for (const int silu : {0, 1}) {
+    const int rows = 11, heads = 6;
+    auto gate = [&](Rig rig, int max) {
+      GdnGateArgs a{};
+      a.rows = {rig.put(std::vector<std::int32_t>{rows}), 1, max};
+      a.o = rig.put(uniform(size(rows * heads * kDim), -2, 2, 1));
+      a.z = rig.put(uniform(size(rows * heads * kDim), -8, 8, 2));
+      a.w = rig.put(uniform(kDim, 0.5f, 1.5f, 3));
+      a.y = rig.put(Floats(size(rows * heads * kDim), kNan));
+      a.eps = 1e-6f;
+      a.v_heads = heads;
+      a.silu_gate = silu;
+      rig.run(a);
+      return rig.get(a.y, size(rows * heads * kDim));
+    };
+    const Floats y = gate(Rig::cuda(), rows);
+    EXPECT_LE(difference(y, gate(Rig::host(), rows)), 2e-6);
+    EXPECT_TRUE(gate(Rig::cuda(), 64) == y);
+  }
+}
+
+TEST_F(GdnGpu, RefusesShapesItIsNotBuiltFor) {
+  Rig rig = Rig::cuda();
+  GdnRecurArgs a{};
+  a.dims = {1, 5, kDim, 4, 0};
+  EXPECT_THROW(launch(rig.device(), rig.stream(), a), LogicError);
+  a.dims = {1, 1, 64, 4, 0};
+  EXPECT_THROW(launch(rig.device(), rig.stream(), a), LogicError);
+}
+
+}  // namespace
+}  // namespace flashnext
