@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flashnext.errors import InputError
 
@@ -183,25 +182,3 @@ def is_batch(prompt: Any) -> bool:
 def is_list(value: Any) -> bool:
     """True for a sequence or array that is not text."""
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
-
-
-def log_probabilities(
-    logits: npt.NDArray[np.float32], ids: Sequence[int], valid: int
-) -> npt.NDArray[np.float32]:
-    """Log-probability of each token given those before it.
-
-    Args:
-        logits: float32 [tokens, vocab].
-        ids: the tokens.
-        valid: columns from here on are padding and get no probability.
-
-    Returns:
-        float32 [tokens]; the first is NaN, for nothing comes before it.
-    """
-    out = np.full(len(ids), np.nan, np.float32)
-    # Row by row: a float64 copy of all rows of a large vocabulary would not be small.
-    for t in range(1, len(ids)):
-        row = logits[t - 1, : max(valid, ids[t] + 1)].astype(np.float64)
-        top = row.max()
-        out[t] = row[ids[t]] - top - math.log(float(np.exp(row - top).sum()))
-    return out

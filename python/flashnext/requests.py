@@ -65,7 +65,7 @@ def run_requests(
 
     Args:
         core: the engine's session.
-        tokenizer: gives the bytes of tokens; ids from its size on are never sampled.
+        tokenizer: gives the bytes of tokens.
         stop_ids: ids that end an answer.
         prompts: token ids of each request.
         limit: most new tokens of each request.
@@ -97,7 +97,6 @@ def run_requests(
         min_p=sampling.min_p,
         seed=sampling.seed,
         stop_ids=stop_ids,
-        token_limit=tokenizer.size,
         on_token=on_token,
         on_prefill=prefill,
     )

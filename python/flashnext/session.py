@@ -51,7 +51,8 @@ class Session:
         lanes: how many requests of ``generate_batch`` run together.
         threads: CPU threads; 0: as many as the process may use.
         levels: activation levels of the integer linears, 32258 or 127.
-        seed: seed of sampling where a request gives none.
+        seed: seed of sampling where a request gives none, and of the host device's order of work
+            (which changes no bit).
         isa: instruction set of the host device, ``auto`` or one that this CPU has; for tests.
         graphs: replay captured graphs of the steps (the bits are the same without).
         chunk: prompt tokens a step.
@@ -121,6 +122,7 @@ class Session:
             chunk=checks.whole("chunk", chunk, 1, 2**31 - 1),
             prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
             memory_limit=checks.whole("memory_limit", memory_limit, 0, 2**63 - 1),
+            token_limit=self.tokenizer.size,
             progress=progress,
         )
         self._core: _core.Session | None = core
@@ -361,13 +363,16 @@ class Session:
 
         Returns:
             float32 [tokens]. The first is NaN: nothing comes before it, so nothing predicts it.
-            Probabilities are over the ids of the tokenizer, padding columns excluded.
+            Probabilities are over all ``vocab_size`` columns.
 
         Raises:
             InputError: as for :meth:`logits`.
         """
+        core = self._open_core()
         checked = self._sequence(ids)
-        return checks.log_probabilities(self.logits(checked), checked, self.tokenizer.size)
+        with self._exclusive():
+            following = core.score(checked)
+        return np.concatenate([np.full(1, np.nan, np.float32), following])
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens written in it become their ids; none is added."""

@@ -82,11 +82,12 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``. Special tokens written in the text become their ids; none is added."""
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"the text holds lone surrogates, which are not text: {error}"
-            ) from error
+                f"the text holds lone surrogates, which are no text: {error}"
+            ) from None
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Text of ``ids``. ``special=True`` keeps special tokens such as ``<|im_end|>``."""

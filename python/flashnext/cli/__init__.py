@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -32,7 +33,7 @@ exit codes: 0 fine, 1 the engine failed, 2 wrong usage, 3 bad checkpoint, 4 out 
 def version_text() -> str:
     """Version and what this build can run on."""
     info = flashnext.build_info()
-    devices = f"host and CUDA ({info['cuda_archs']})" if info["cuda"] else "host only (no CUDA)"
+    devices = "host and CUDA" if info["cuda"] else "host only (built without CUDA)"
     return f"flashnext {flashnext.__version__}, devices: {devices}, CPU: {info['isa']}"
 
 
@@ -69,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:  # OutOfMemory is one
         return _fail(options, "memory", error, NO_MEMORY)
     except BrokenPipeError:
-        # The reader of our output left; nothing is left to say, and nowhere to say it.
-        sys.stderr.close()
+        # The reader of our output left: keep the interpreter from flushing into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Error as error:
         return _fail(options, "engine", error, FAILED)

@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    common.sampling_arguments(options)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history of input())
     with common.open_session(options) as session:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from flashnext import checks
 from flashnext.paths import demo_path
 from flashnext.session import Session
 
@@ -99,7 +100,17 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The answer options as arguments of ``Session.generate``."""
+    """The answer options as arguments of ``Session.generate``, checked before a model loads."""
+    checks.sampling(
+        options.temperature,
+        options.top_p,
+        options.top_k,
+        options.min_p,
+        options.seed,
+        options.stop,
+    )
+    if options.max_new_tokens is not None:
+        checks.whole("max_new_tokens", options.max_new_tokens, 1)
     return {
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,

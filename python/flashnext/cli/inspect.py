@@ -73,7 +73,7 @@ def memory_plan(report: dict[str, Any], window: int | None, lanes: int) -> dict[
     their own, but decoding is only fast while the page cache holds the experts.
     """
     lanes = whole("lanes", lanes, 1)
-    limit = int(report.get("shape", {}).get("max_positions") or 0)
+    limit = int((report.get("shape") or {}).get("max_positions") or 0)
     if window is not None:
         whole("window", window, 1)
         if limit and window > limit:
@@ -109,7 +109,7 @@ def _print(report: dict[str, Any]) -> None:
         f"{int(report.get('parameters', 0)):,} parameters, {size_text(report.get('bytes', 0))} "
         f"in {len(report['files'])} files"
     )
-    shape = report.get("shape", {})
+    shape = report.get("shape") or {}
     if shape:
         text = ", ".join(f"{k} {v}" for k, v in shape.items() if not isinstance(v, (list, dict)))
         console.print(f"shape: {text}", markup=False)
@@ -128,7 +128,7 @@ def _print_families(console: Console, report: dict[str, Any]) -> None:
     for column in (1, 2):
         table.columns[column].justify = "right"
     for family in report["families"]:
-        bits = ", ".join(f"{k} ({n})" for k, n in family.get("bits", {}).items())
+        bits = ", ".join(f"{k:g} ({n})" for k, n in family.get("bits", {}).items())
         table.add_row(
             escape(family["family"]),
             str(family["tensors"]),

@@ -1,0 +1,51 @@
+"""Where the judges lie, and how the tests run the program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashnext
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def load_golden(name: str) -> Any:
+    """A golden file: from the repo, else from the folder of judges beside it."""
+    for folder in (GOLDEN, SHARED / "golden"):
+        path = folder / name
+        if path.exists():
+            return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path)
+    pytest.skip(f"{name} is neither in tests/golden nor in ../shared/golden")
+
+
+def checkpoint(letter: str) -> Path:
+    """Folder of small checkpoint A (the shipped demo) or B (beside the repo)."""
+    if letter == "A":
+        return flashnext.demo_path()
+    path = SHARED / "models" / "tiny-2.05bpw-h4-ng4"
+    if not path.exists():
+        pytest.skip("checkpoint B is not in ../shared/models")
+    return path
+
+
+def run_cli(
+    *arguments: str, stdin: str | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own, outside the source tree's packages."""
+    return subprocess.run(
+        [sys.executable, "-m", "flashnext", *arguments],
+        input=stdin if stdin is not None else "",
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

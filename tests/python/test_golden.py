@@ -1,0 +1,105 @@
+"""The goldens: logits, draft logits and streams of two independent reference implementations."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashnext
+from flashnext import _core
+from helpers import checkpoint, load_golden
+
+PROMPTS = range(20)
+VALID = 1498  # columns from here on are padding
+MAX_MEAN_KL = 1e-6
+MARGIN = 1e-3
+KINDS = [(letter, prompt) for letter in "AB" for prompt in PROMPTS]
+
+
+@cache
+def open_checkpoint(letter: str) -> flashnext.Session:
+    return flashnext.Session(checkpoint(letter), device="host")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_sessions() -> Any:
+    yield
+    for letter in "AB":
+        try:
+            open_checkpoint(letter).close()
+        except pytest.skip.Exception:
+            continue
+    open_checkpoint.cache_clear()
+
+
+def kl(reference: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """KL divergence of each row in float64: float [rows, vocab] twice -> float64 [rows]."""
+
+    def log_softmax(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64)
+        x = x - x.max(1, keepdims=True)
+        return x - np.log(np.exp(x).sum(1, keepdims=True))
+
+    p, q = log_softmax(reference), log_softmax(own)
+    return (np.exp(p) * (p - q)).sum(1)
+
+
+def margins(logits: np.ndarray) -> np.ndarray:
+    """Distance of the best from the second best: float [rows, vocab] -> float64 [rows]."""
+    top = np.sort(logits.astype(np.float64), 1)[:, -2:]
+    return top[:, 1] - top[:, 0]
+
+
+def compare(reference: np.ndarray, own: np.ndarray, argmax: np.ndarray, what: str) -> None:
+    """Holds own logits at some positions against the reference's there."""
+    assert own.dtype == np.float32
+    assert np.isfinite(own[:, :VALID]).all()
+    divergence = kl(reference[:, :VALID], own[:, :VALID])
+    print(f"{what}: mean KL {divergence.mean():.2e}, worst {divergence.max():.2e}")
+    assert divergence.mean() < MAX_MEAN_KL, f"{what}: KL by position {divergence}"
+    clear = margins(reference[:, :VALID]) > MARGIN
+    assert clear.any()
+    np.testing.assert_array_equal(own[clear, :VALID].argmax(1), argmax[clear], what)
+
+
+@pytest.mark.parametrize(("letter", "prompt"), KINDS)
+def test_logits(letter: str, prompt: int) -> None:
+    golden, session = load_golden(f"{letter}_visible.npz"), open_checkpoint(letter)
+    tokens, at = golden[f"{prompt}/tokens"], golden[f"{prompt}/pos"]
+    own = session.logits(tokens)
+    assert own.shape == (len(tokens), 1536)
+    argmax = golden[f"{prompt}/argmax"]
+    compare(golden[f"{prompt}/logits"], own[at], argmax[at], f"{letter} {prompt}")
+    # The reference has logits at some positions only; where our margin is clear, its is too.
+    clear = margins(own[:, :VALID]) > 2 * MARGIN
+    np.testing.assert_array_equal(own[clear, :VALID].argmax(1), argmax[clear])
+
+
+@pytest.mark.parametrize(("letter", "prompt"), KINDS)
+def test_draft_logits(letter: str, prompt: int) -> None:
+    golden = load_golden(f"{letter}_visible.npz")
+    if f"{prompt}/mtp_pos" not in golden:
+        pytest.skip("a prompt of one token has no draft slot")
+    tokens, at = golden[f"{prompt}/tokens"], golden[f"{prompt}/mtp_pos"]
+    own = open_checkpoint(letter)._open_core().mtp_logits(tokens.tolist())
+    assert own.shape == (len(tokens) - 1, 1536)
+    argmax = golden[f"{prompt}/mtp_argmax"]
+    compare(golden[f"{prompt}/mtp_logits"], own[at], argmax[at], f"{letter} {prompt} draft")
+
+
+@pytest.mark.parametrize(("letter", "prompt"), KINDS)
+def test_streams(letter: str, prompt: int) -> None:
+    golden = load_golden(f"{letter}_visible.npz")
+    if f"{prompt}/streams_last" not in golden:
+        pytest.skip("the golden has no streams for this prompt")
+    reference = golden[f"{prompt}/streams_last"]  # [layers, streams * hidden]
+    tapped = _core.Session(str(checkpoint(letter)), device="host", taps=True)
+    own = tapped.streams(golden[f"{prompt}/tokens"].tolist())
+    assert own.shape == reference.shape
+    error = np.linalg.norm(own.astype(np.float64) - reference, axis=1)
+    relative = error / np.linalg.norm(reference.astype(np.float64), axis=1)
+    print(f"{letter} {prompt}: relative error by layer {relative}")
+    assert (relative < 1e-3).all(), relative
