@@ -162,6 +162,7 @@ class HeaderParser {
     for (const HeaderEntry& entry : entries) {
       if (entry.begin == entry.end) continue;
       if (last != nullptr && entry.begin < last->end) {
+        if (entry.name == last->name) fail(entry.name, "stands twice in the header");
         fail(entry.name, "begins at byte " + std::to_string(entry.begin) + " of the data, inside " +
                              last->name + ", which ends at " + std::to_string(last->end));
       }
