@@ -49,9 +49,10 @@ struct MixCase {
 
   // Rows [begin, end) of the outputs in one op.
   Result run(host::Context& context, std::int32_t begin, std::int32_t end) const {
-    Result result{std::vector<float>(static_cast<std::size_t>((end - begin) * dim)),
-                  std::vector<float>(inject ? static_cast<std::size_t>((end - begin) * kStreams) : 0),
-                  streams};
+    Result result{
+        std::vector<float>(static_cast<std::size_t>((end - begin) * dim)),
+        std::vector<float>(inject ? static_cast<std::size_t>((end - begin) * kStreams) : 0),
+        streams};
     const std::int32_t count = end - begin;
     const std::int64_t first = pick ? 0 : begin;
     MixArgs args{};
@@ -276,7 +277,8 @@ TEST_P(Route, PicksTheBestWithTiesToTheLowerId) {
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return l[a] > l[b]; });
       double total = 0;
-      for (int i = 0; i < (normalise ? top_k : experts); ++i) total += std::exp(double{l[order[i]]});
+      for (int i = 0; i < (normalise ? top_k : experts); ++i)
+        total += std::exp(double{l[order[i]]});
       for (int k = 0; k < top_k; ++k) {
         want_ids.push_back(order[k]);
         want.push_back(std::exp(double{l[order[k]]}) / total);
@@ -286,14 +288,9 @@ TEST_P(Route, PicksTheBestWithTiesToTheLowerId) {
     test::for_each_context([&](host::Context& context) {
       std::vector<std::int32_t> ids(want_ids.size(), -1);
       std::vector<float> weights(want.size(), NAN);
-      host::route({{&rows, 1, rows},
-                   logits.data(),
-                   ids.data(),
-                   weights.data(),
-                   experts,
-                   top_k,
-                   normalise},
-                  context);
+      host::route(
+          {{&rows, 1, rows}, logits.data(), ids.data(), weights.data(), experts, top_k, normalise},
+          context);
       EXPECT_EQ(ids, want_ids);
       test::expect_near(weights, want, 1e-6);
       if (first.empty()) first = weights;
@@ -303,8 +300,8 @@ TEST_P(Route, PicksTheBestWithTiesToTheLowerId) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Route,
-                         testing::Values(std::tuple{512, 10}, std::tuple{32, 4},
-                                         std::tuple{9, 3}, std::tuple{4, 4}));
+                         testing::Values(std::tuple{512, 10}, std::tuple{32, 4}, std::tuple{9, 3},
+                                         std::tuple{4, 4}));
 
 TEST(Route, IdsStayValidWhenLogitsAreNan) {
   ThreadPool pool(1);

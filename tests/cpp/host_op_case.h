@@ -48,9 +48,8 @@ struct TestStep {
     head = {static_cast<std::int32_t>(rows.size()), static_cast<std::int32_t>(segments.size()),
             static_cast<std::int32_t>(outputs.size()), 0};
     max_rows = std::max(max_rows, head.rows);
-    return {&head,           rows.data(), segments.data(), outputs.data(),
-            sampling.data(), nullptr,     0,               max_rows,
-            head.segments,   head.outputs};
+    return {&head,   rows.data(), segments.data(), outputs.data(), sampling.data(),
+            nullptr, 0,           max_rows,        head.segments,  head.outputs};
   }
 };
 
