@@ -24,6 +24,13 @@ std::string_view to_string(Isa isa) noexcept {
 
 bool supported(Isa isa) noexcept {
   if (isa == Isa::kScalar) return true;
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+  }
+#endif
   return false;
 }
 
@@ -36,7 +43,13 @@ Isa best_isa() noexcept {
 
 namespace {
 
-const Kernels& kernels(Isa) noexcept { return internal::kScalarKernels; }
+const Kernels& kernels(Isa isa) noexcept {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return internal::kAvx512Kernels;
+#endif
+  static_cast<void>(isa);
+  return internal::kScalarKernels;
+}
 
 struct Layout {
   std::size_t v, high, low, q, r, sum, sum_high, sum_low, bytes;
