@@ -1,0 +1,124 @@
+// How the EXL3 ops talk to their kernels. An op is: transform rows into digit planes, multiply (a
+// GEMV up to kGemvRows rows, else a grouped GEMM), and for experts once more for the down
+// projection.
+//
+// "Positions" are the rows of a launch: rows of x for a linear; for experts (row, slot) pairs, in
+// their own order for the GEMV and sorted by expert for the GEMM. V = 256 d0 + d1 with d1 in
+// -128..127 (one digit: V = d0); the result is exact, so any digits will do.
+#pragma once
+
+#include "cpp/device/ops.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+namespace flashnext::cuda {
+
+struct RowScale;
+
+inline constexpr int kGemvRows = 8;
+inline constexpr int kTileRows = 128;  // positions of a GEMM tile
+inline constexpr int kMaxIn = 16384;   // |sum of digit * (B + 2)| stays below 2^31
+inline constexpr int kGroupColumns = 8;
+
+// Positions of one expert that the GEMV multiplies in one go.
+struct ExpertGroup {
+  std::int32_t expert;
+  std::int32_t count;
+  std::int32_t position[kGroupColumns];
+};
+
+// Positions [first, first + count) of a launch belong to one expert.
+struct ExpertTile {
+  std::int32_t expert;
+  std::int32_t first;
+  std::int32_t count;
+};
+
+// One weight matrix of a launch; for experts the pointers of the weight come from the expert table.
+struct Projection {
+  const std::byte* trellis;
+  const __half* svh;
+  const float* bias;
+  float* y;  // (positions, out)
+  std::int32_t out;
+  std::int32_t member;  // experts: 0 gate, 1 up, 2 down
+  std::int32_t plane;   // index of its digit planes and scales
+  std::int32_t strip0;  // strips of 128 outputs before it in the launch
+};
+
+struct Jobs {
+  RowCount rows;          // of the op
+  std::int32_t slots;     // positions a row: 1 for linears
+  std::int32_t first;     // position 0 of this launch
+  std::int32_t capacity;  // positions that planes, scales and sums have room for
+  std::int32_t in;
+  std::int32_t words;
+  std::int32_t digits;   // 1 or 2
+  std::int32_t n;        // projections
+  std::int32_t strips;   // of all projections, in 128 outputs
+  std::int32_t scatter;  // 1: y rows are order[first + position]
+  Projection projection[kMaxLinears];
+  const std::int8_t* planes;  // (plane, digit, capacity, in)
+  const RowScale* scales;     // (plane, capacity)
+  const ExpertRef* experts;   // null: linears
+  const ExpertGroup* groups;  // GEMV of experts
+  const std::int32_t* num_groups;
+  const ExpertTile* tiles;  // GEMM of experts
+  const std::int32_t* num_tiles;
+  const std::int32_t* order;  // (positions of the op) pair of a sorted position, or null
+  std::int32_t* sums;         // (capacity, digit, 128 * strips): zero before a split GEMV
+  std::int32_t* arrivals;     // (max groups, strips): likewise
+};
+
+// x -> planes and scales, for `n` planes. Source rows: x row of a position is (pair / slots).
+struct TransformJobs {
+  RowCount rows;
+  std::int32_t slots;
+  std::int32_t first;
+  std::int32_t capacity;
+  std::int32_t in;
+  std::int32_t levels;
+  std::int32_t n;
+  const float* x;   // (rows, in); activations: gate (capacity, in)
+  const float* up;  // not null: the row is silu(x) * up by position
+  const __half* suh[kMaxLinears];
+  std::int32_t member[kMaxLinears];
+  const ExpertRef* experts;   // not null: suh is that of the pair's expert
+  const std::int32_t* ids;    // (rows, slots) or null: the slot's number
+  const std::int32_t* order;  // pair of a sorted position, or null: itself
+  std::int8_t* planes;
+  RowScale* scales;
+  std::int32_t* zero;  // this many words are zeroed on the way, or null
+  std::int32_t zero_words;
+  ExpertGroup* groups;  // not null: the groups of the GEMV are formed on the way
+  std::int32_t* num_groups;
+  std::int32_t group_size;
+};
+
+// (row, slot) pairs sorted by expert, and the tiles of each chunk of `chunk` sorted positions.
+struct PlanJobs {
+  RowCount rows;
+  std::int32_t slots;
+  std::int32_t num_experts;
+  std::int32_t chunk;
+  std::int32_t tiles_per_chunk;  // room
+  std::int32_t chunks;
+  const std::int32_t* ids;  // (rows, slots) or null
+  std::int32_t* order;      // out (rows * slots)
+  ExpertTile* tiles;        // out (chunks, tiles_per_chunk)
+  std::int32_t* num_tiles;  // out (chunks)
+};
+
+void exl3_transform(cudaStream_t stream, const TransformJobs& jobs);
+void exl3_plan(cudaStream_t stream, const PlanJobs& jobs);
+// `groups`: the most groups of positions (1 for linears); `columns`: the most columns of a group.
+void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups, int columns);
+// `tiles`: the most tiles of positions.
+void exl3_gemm(cudaStream_t stream, const Jobs& jobs, int tiles);
+
+int multiprocessors();
+
+}  // namespace flashnext::cuda

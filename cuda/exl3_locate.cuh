@@ -1,0 +1,41 @@
+// Where the weights and results of one strip (128 outputs of one projection) lie.
+#pragma once
+
+#include "cuda/exl3_jobs.h"
+
+namespace flashnext::cuda {
+
+struct Strip {
+  const std::byte* trellis;  // of k-tile 0
+  std::int64_t pitch;        // bytes from one k-tile to the next
+  const __half* svh;         // (128)
+  const float* bias;         // (128) or null
+  float* y;                  // column 0 of the strip in row 0
+  int out;                   // row length of y
+  int plane;
+};
+
+__device__ __forceinline__ Strip locate(const Jobs& jobs, int strip, int expert) {
+  int p = 0;
+  while (p + 1 < jobs.n && strip >= jobs.projection[p + 1].strip0) ++p;
+  const Projection& projection = jobs.projection[p];
+  const int column = 128 * (strip - projection.strip0);
+  const std::byte* trellis = projection.trellis;
+  const __half* svh = projection.svh;
+  if (jobs.experts != nullptr) {
+    const ExpertRef& ref = jobs.experts[expert];
+    trellis = ref.trellis[projection.member];
+    svh = reinterpret_cast<const __half*>(ref.svh[projection.member]);
+  }
+  Strip s;
+  s.trellis = trellis + column / 16 * jobs.words * 2;
+  s.pitch = static_cast<std::int64_t>(projection.out / 16) * jobs.words * 2;
+  s.svh = svh + column;
+  s.bias = projection.bias != nullptr ? projection.bias + column : nullptr;
+  s.y = projection.y + column;
+  s.out = projection.out;
+  s.plane = projection.plane;
+  return s;
+}
+
+}  // namespace flashnext::cuda

@@ -1,0 +1,89 @@
+// Sorts (row, slot) pairs by expert and cuts every chunk of sorted positions into tiles of one
+// expert, balanced and at most kTileRows long. One block; the order of pairs within an expert is
+// free, since no result depends on it.
+#include "cuda/check.h"
+#include "cuda/exl3_jobs.h"
+#include "cuda/launch.h"
+
+namespace flashnext::cuda {
+
+namespace {
+
+constexpr int kThreads = 1024;
+
+// Adds one to counter[id] for every active lane that calls; returns this lane's place. Lanes of one
+// id share an atomic.
+__device__ __forceinline__ int take_place(std::int32_t* counter, int id) {
+  const unsigned active = __activemask();
+  const unsigned peers = __match_any_sync(active, id);
+  const unsigned lane = threadIdx.x & 31u;
+  const int leader = __ffs(static_cast<int>(peers)) - 1;
+  const int before = __popc(peers & ((1u << lane) - 1u));
+  int first = 0;
+  if (before == 0) first = atomicAdd(counter + id, __popc(peers));
+  return __shfl_sync(peers, first, leader) + before;
+}
+
+__global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ PlanJobs jobs) {
+  extern __shared__ std::int32_t memory[];
+  std::int32_t* start = memory;                         // (num_experts + 1)
+  std::int32_t* cursor = start + jobs.num_experts + 1;  // (num_experts)
+  std::int32_t* tiles = cursor + jobs.num_experts;      // (chunks)
+  pdl_wait();
+  pdl_trigger();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int pairs = jobs.rows.scale * *jobs.rows.count * jobs.slots;
+  for (int e = thread; e < jobs.num_experts; e += kThreads) cursor[e] = 0;
+  for (int c = thread; c < jobs.chunks; c += kThreads) tiles[c] = 0;
+  __syncthreads();
+  for (int p = thread; p < pairs; p += kThreads) {
+    take_place(cursor, jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots);
+  }
+  __syncthreads();
+  if (thread < 32) {
+    int total = 0;
+    for (int base = 0; base < jobs.num_experts; base += 32) {
+      const int e = base + thread;
+      const int count = e < jobs.num_experts ? cursor[e] : 0;
+      int sum = count;
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+        if (thread >= step) sum += other;
+      }
+      if (e < jobs.num_experts) start[e] = total + sum - count;
+      total += __shfl_sync(0xFFFFFFFFu, sum, 31);
+    }
+    if (thread == 0) start[jobs.num_experts] = total;
+  }
+  __syncthreads();
+  for (int e = thread; e < jobs.num_experts; e += kThreads) {
+    cursor[e] = start[e];
+    for (int first = start[e]; first < start[e + 1];) {
+      const int chunk = first / jobs.chunk;
+      const int end = min(start[e + 1], (chunk + 1) * jobs.chunk);
+      const int count = (end - first + kTileRows - 1) / kTileRows;
+      const int rows = ((end - first + count - 1) / count + 15) / 16 * 16;
+      while (first < end) {
+        const int at = atomicAdd(tiles + chunk, 1);
+        jobs.tiles[static_cast<std::int64_t>(chunk) * jobs.tiles_per_chunk + at] = {
+            e, first - chunk * jobs.chunk, min(rows, end - first)};
+        first = min(first + rows, end);
+      }
+    }
+  }
+  __syncthreads();
+  for (int p = thread; p < pairs; p += kThreads) {
+    jobs.order[take_place(cursor, jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots)] = p;
+  }
+  for (int c = thread; c < jobs.chunks; c += kThreads) jobs.num_tiles[c] = tiles[c];
+}
+
+}  // namespace
+
+void exl3_plan(cudaStream_t stream, const PlanJobs& jobs) {
+  const int smem = 4 * (2 * jobs.num_experts + 1 + jobs.chunks);
+  check(smem <= 48 * 1024, "experts: too many experts or rows to sort");
+  launch_pdl(stream, plan_kernel, dim3(1), dim3(kThreads), static_cast<std::size_t>(smem), jobs);
+}
+
+}  // namespace flashnext::cuda
