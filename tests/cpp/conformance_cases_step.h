@@ -1,0 +1,211 @@
+// Random valid cases of the n-gram ops, the sampler and the ops that read segments and states.
+#pragma once
+
+#include "tests/cpp/conformance_cases.h"
+
+#include <limits>
+
+namespace flashnext::test {
+
+inline Case ngram_hash_case(std::int32_t rows) {
+  Random random(11);
+  Case c;
+  c.name = "ngram_hash";
+  c.rows = rows;
+  constexpr std::int32_t kSeparator = 248044;
+  std::vector<Row> step(z(rows));
+  for (Row& r : step) {
+    r.token = random.below(248320);
+    r.prev1 = random.below(5) == 0 ? kSeparator : random.below(248320);
+    r.prev2 = random.below(5) == 0 ? kSeparator : random.below(248320);
+  }
+  step.front() = {248319, 248319, 248319, 0, 0, 0};  // the largest products
+  const auto rows_at = c.add("rows", step, 1);
+  const auto ids = c.out<std::int64_t>("ids", 16);
+  c.launch = [=](const Placed& p) {
+    NgramHashArgs a{};
+    a.step.head = p.head;
+    a.step.rows = p.at<Row>(rows_at);
+    a.step.max_rows = p.max_rows;
+    a.ids = p.at<std::int64_t>(ids);
+    a.multipliers[0] = 23703573157769;
+    a.multipliers[1] = 20109073645365;
+    a.multipliers[2] = 8052911324071;
+    for (int h = 0; h < 16; ++h) {
+      a.sizes[h] = 20000003 + 11 * h;
+      a.offsets[h] = 20000100LL * h;
+    }
+    a.heads = 16;
+    a.separator = kSeparator;
+    launch(*p.device, p.stream, a);
+  };
+  return c;
+}
+
+inline Case ngram_decode_case(std::int32_t rows, std::int32_t bits, bool bias) {
+  Random random(12);
+  Case c;
+  c.name = "ngram_decode K = " + std::to_string(bits) + (bias ? " biased" : "");
+  c.rows = rows;
+  constexpr std::int32_t kHeads = 16;
+  constexpr std::int32_t kWidth = 160;
+  const std::int32_t row_bytes = bits > 0 ? 2 + kWidth * bits / 8 : 2 * kWidth;
+  std::vector<std::byte> packed = random.bytes(z(rows) * z(kHeads) * z(row_bytes));
+  for (std::size_t r = 0; r < z(rows) * z(kHeads); ++r) {
+    const int values = bits > 0 ? 1 : kWidth;  // scales, or plain values: finite ones
+    for (int i = 0; i < values; ++i) {
+      const std::uint16_t h = f32_to_f16(random.normal(0.05f));
+      std::memcpy(packed.data() + r * z(row_bytes) + z(2 * i), &h, 2);
+    }
+  }
+  const auto packed_at = c.add("packed", packed, z(kHeads) * z(row_bytes));
+  const auto bias_at = c.add("bias", random.halves(z(kHeads) * z(kWidth), 0.1f));
+  const auto e = c.out<float>("e", z(kHeads) * z(kWidth));
+  c.launch = [=](const Placed& p) {
+    NgramDecodeArgs a{p.count(),
+                      p.at<std::byte>(packed_at),
+                      bias ? p.at<std::uint16_t>(bias_at) : nullptr,
+                      p.at<float>(e),
+                      kHeads,
+                      kWidth,
+                      bits,
+                      row_bytes};
+    launch(*p.device, p.stream, a);
+  };
+  return c;
+}
+
+// Segments of various lengths over states 0 and up, one slot in place, one moved, one fresh.
+struct Segmented {
+  std::vector<Row> rows;
+  std::vector<Segment> segments;
+};
+inline Segmented make_segments(const std::vector<std::int32_t>& lengths) {
+  Segmented s;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const auto id = static_cast<std::int32_t>(i);
+    const std::int32_t pos0 = i % 3 == 0 ? 0 : 100 + id;
+    const std::int32_t out = i % 3 == 1 ? 2 * id : 2 * id + 1;
+    s.segments.push_back(
+        {static_cast<std::int32_t>(s.rows.size()), lengths[i], pos0, id, 2 * id, out});
+    for (std::int32_t r = 0; r < lengths[i]; ++r) s.rows.push_back({1, 0, 0, pos0 + r, id, id});
+  }
+  return s;
+}
+
+inline Case window_push_case(const Dims& d, std::int32_t depth,
+                             const std::vector<std::int32_t>& lengths) {
+  Random random(13);
+  Case c;
+  const Segmented s = make_segments(lengths);
+  c.name = std::string("window_push ") + d.name;
+  c.rows = static_cast<std::int32_t>(s.rows.size());
+  c.segments = static_cast<std::int32_t>(s.segments.size());
+  const std::int32_t channels = d.streams * d.dim;
+  const std::int64_t stride = std::int64_t{depth} * channels + 32;
+  const auto x = c.add("x", random.floats(z(c.rows) * z(channels)));
+  const auto segments = c.add("segments", s.segments);
+  const auto window = c.add_output("window", random.floats(z(2 * c.segments) * z(stride)), 0, 0);
+  const std::int32_t max_segments = c.segments + 2;
+  c.launch = [=](const Placed& p) {
+    WindowPushArgs a{};
+    a.step.head = p.head;
+    a.step.segments = p.at<Segment>(segments);
+    a.step.max_segments = max_segments;
+    a.step.max_rows = p.max_rows;
+    a.x = p.at<float>(x);
+    a.window = p.at<float>(window);
+    a.slot_stride = stride;
+    a.depth = depth;
+    a.channels = channels;
+    launch(*p.device, p.stream, a);
+  };
+  return c;
+}
+
+inline Case ple_conv_case(const Dims& d, const std::vector<std::int32_t>& lengths) {
+  Random random(14);
+  Case c;
+  const Segmented s = make_segments(lengths);
+  c.name = std::string("ple_conv ") + d.name;
+  c.rows = static_cast<std::int32_t>(s.rows.size());
+  c.segments = static_cast<std::int32_t>(s.segments.size());
+  const std::int32_t stack = d.streams * d.dim;
+  const std::int64_t stride = 9LL * stack + 64;
+  const auto rows_at = c.add("rows", s.rows);
+  const auto segments = c.add("segments", s.segments);
+  const auto streams = c.add_output("streams", random.floats(z(c.rows) * z(stack)), 0, 0);
+  const auto gate = c.add("gate", random.floats(z(c.rows) * z(d.streams)));
+  const auto value = c.add("value", random.floats(z(c.rows) * z(d.dim)));
+  const auto m = c.add("m", random.floats(z(c.rows) * z(stack)));
+  const auto conv = c.add("conv", random.floats(z(stack) * 4));
+  const auto window = c.add("window", random.floats(z(2 * c.segments) * z(stride)));
+  const std::int32_t max_segments = c.segments;
+  c.launch = [=](const Placed& p) {
+    PleConvArgs a{};
+    a.step.head = p.head;
+    a.step.rows = p.at<Row>(rows_at);
+    a.step.segments = p.at<Segment>(segments);
+    a.step.max_rows = p.max_rows;
+    a.step.max_segments = max_segments;
+    a.streams = p.at<float>(streams);
+    a.gate = p.at<float>(gate);
+    a.value = p.at<float>(value);
+    a.m = p.at<float>(m);
+    a.conv = p.at<float>(conv);
+    a.window = p.at<float>(window);
+    a.slot_stride = stride;
+    a.num_streams = d.streams;
+    a.dim = d.dim;
+    a.kernel = 4;
+    a.dilation = 3;
+    launch(*p.device, p.stream, a);
+  };
+  return c;
+}
+
+// Rows with every combination of filters, ties, and refused logits.
+inline Case sample_case(const Dims& d, std::int32_t rows, std::int32_t limit, bool coarse) {
+  Random random(15);
+  Case c;
+  c.name = std::string("sample ") + d.name + (coarse ? " ties" : "");
+  c.rows = rows;
+  std::vector<float> logits = random.floats(z(rows) * z(d.vocab), 3.0f);
+  if (coarse) {
+    for (float& l : logits) l = std::round(l * 2.0f) * 0.5f;
+  }
+  std::vector<SampleParams> params(z(rows));
+  for (std::int32_t r = 0; r < rows; ++r) {
+    SampleParams& p = params[z(r)];
+    p.seed = 77u + static_cast<std::uint64_t>(r) * 0x123456789ABull;
+    const float temperatures[] = {0.0f, 1.0f, 0.3f, 2.5f};
+    p.temperature = temperatures[r % 4];
+    p.top_p = r % 3 == 1 ? 0.9f : r % 7 == 5 ? 0.0f : 1.0f;
+    p.min_p = r % 5 == 2 ? 0.05f : r % 11 == 6 ? 1.0f : 0.0f;
+    p.top_k = r % 6 == 3 ? 40 : r % 13 == 9 ? 1 : 0;
+    p.position = 5 * r;
+    float* row = logits.data() + z(r) * z(d.vocab);
+    for (std::int32_t i = limit; i < d.vocab; ++i) row[i] = 1000.0f;  // padding, never drawn
+    if (r % 17 == 14) row[limit / 2] = std::numeric_limits<float>::quiet_NaN();
+    if (r % 17 == 15) row[limit / 3] = std::numeric_limits<float>::infinity();
+    if (r % 17 == 16) row[limit / 3] = -std::numeric_limits<float>::infinity();
+    if (r % 4 == 0) row[3] = row[limit - 1] = 100.0f;  // a tie at the top
+  }
+  const auto logits_at = c.add("logits", logits, z(d.vocab));
+  const auto params_at = c.add("params", params, 1);
+  const auto tokens = c.out<std::int32_t>("tokens", 1);
+  c.launch = [=](const Placed& p) {
+    SampleArgs a{};
+    a.step.head = p.head;
+    a.step.sampling = p.at<SampleParams>(params_at);
+    a.step.max_rows = a.step.max_outputs = p.max_rows;
+    a.logits = p.at<float>(logits_at);
+    a.tokens = p.at<std::int32_t>(tokens);
+    a.vocab = d.vocab;
+    a.limit = limit;
+    launch_with_workspace(p, a);
+  };
+  return c;
+}
+
+}  // namespace flashnext::test
