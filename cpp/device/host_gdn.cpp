@@ -5,7 +5,6 @@
 #include "cpp/device/host_vec.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace flashnext::host {
 
