@@ -53,6 +53,17 @@ struct TestStep {
   }
 };
 
+// Rows of one sequence with its look-back, ids before the start being the separator.
+inline TestStep sequence(const std::vector<std::int32_t>& ids, std::int32_t separator) {
+  TestStep step;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    step.rows.push_back({ids[i], i > 0 ? ids[i - 1] : separator, i > 1 ? ids[i - 2] : separator,
+                         static_cast<std::int32_t>(i), 0, 0});
+  }
+  step.segments.push_back({0, static_cast<std::int32_t>(ids.size()), 0, 0, 0, 0});
+  return step;
+}
+
 inline std::vector<exl3::Isa> isas() {
   std::vector<exl3::Isa> all;
   for (exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
