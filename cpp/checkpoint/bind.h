@@ -50,13 +50,17 @@ class Binder {
   void bind_ngram(const TensorRule& rule);
   void check_leftovers();
 
+  // The stored members of a linear; null where absent.
+  struct Members {
+    const Tensor *trellis, *weight, *suh, *svh, *su, *sv, *mul1, *mcg, *bias;
+  };
+  Members take_members(const std::string& prefix);
   void check_trellis(const TensorRule& rule, const Tensor& trellis) const;
-  // One scale vector as fp16: `stored` as it lies, or expanded from packed signs. Null: reported as
-  // missing.
-  const std::byte* bind_scale(const std::string& prefix, std::string_view half,
-                              std::string_view packed, std::int64_t length, std::uint64_t& bytes);
+  // One scale vector as fp16: as it lies, or expanded from packed signs. Null when neither exists.
+  const std::byte* bind_scale(const Tensor* half, const Tensor* packed, std::int64_t length,
+                              std::uint64_t& bytes);
   const float* bind_bias(const TensorRule& rule, const Tensor& bias, std::int32_t out);
-  void check_codebook(const std::string& prefix, std::uint64_t& bytes);
+  void check_codebook(const std::string& prefix, const Members& members);
   void check_expert_rate(const TensorRule& rule, std::int32_t words);
 
   void bind_ngram_rows(const TensorRule& rule, std::uint64_t& bytes);

@@ -5,8 +5,9 @@
 #include "cpp/checkpoint/safetensors.h"
 #include "cpp/exl3/exl3.h"
 
-#include <cmath>
 #include <string>
+#include <tuple>
+#include <utility>
 
 namespace flashnext {
 namespace {
@@ -23,32 +24,61 @@ std::string rate_text(std::int32_t words) {
 
 }  // namespace
 
+// Members are neighbours in the sorted list, so one lookup finds them all.
+Binder::Members Binder::take_members(const std::string& prefix) {
+  constexpr std::pair<std::string_view, const Tensor * Members::*> known[] = {
+      {".trellis", &Members::trellis}, {".weight", &Members::weight}, {".suh", &Members::suh},
+      {".svh", &Members::svh},         {".su", &Members::su},         {".sv", &Members::sv},
+      {".mul1", &Members::mul1},       {".mcg", &Members::mcg},       {".bias", &Members::bias}};
+  const std::vector<Tensor>& all = files_.tensors();
+  const auto ours = [&](const Tensor& t) { return t.name.starts_with(prefix); };
+  const Tensor* first = files_.find(prefix + ".trellis");
+  const Tensor* last = nullptr;
+  if (first == nullptr) {
+    std::tie(first, last) = files_.with_prefix(prefix + ".");
+  } else {
+    last = first + 1;
+    while (first != all.data() && ours(*(first - 1))) --first;
+    while (last != all.data() + all.size() && ours(*last)) ++last;
+  }
+  Members members{};
+  for (const Tensor* tensor = first; tensor != last; ++tensor) {
+    const std::string_view member = std::string_view(tensor->name).substr(prefix.size());
+    for (const auto& [name, slot] : known) {
+      if (member != name) continue;
+      members.*slot = tensor;
+      mark(*tensor);
+    }
+  }
+  return members;
+}
+
 void Binder::bind_linear(const TensorRule& rule) {
   const std::string& prefix = rule.name;
-  const Tensor* trellis = take(prefix + ".trellis");
-  if (trellis == nullptr) {
-    if (files_.find(prefix + ".weight") != nullptr) {
+  const Members members = take_members(prefix);
+  if (members.trellis == nullptr) {
+    if (members.weight != nullptr) {
       throw CheckpointError(prefix +
                             ".weight: is stored unquantised, without a trellis, where the engine "
                             "takes an EXL3 linear. Quantise the model with exllamav3");
     }
-    for (const char* member : {".suh", ".svh", ".su", ".sv", ".mul1"}) take(prefix + member);
     return missing(prefix + ".trellis");
   }
-  take(prefix + ".weight");  // redundant beside a trellis
-  check_trellis(rule, *trellis);
-  std::uint64_t bytes = trellis->bytes;
+  check_trellis(rule, *members.trellis);
+  check_codebook(prefix, members);
+  std::uint64_t bytes = members.trellis->bytes + members.mul1->bytes;
   Exl3Weight weight{};
-  weight.trellis = trellis->data;
-  weight.in = static_cast<std::int32_t>(16 * trellis->shape[0]);
-  weight.out = static_cast<std::int32_t>(16 * trellis->shape[1]);
-  weight.words = static_cast<std::int32_t>(trellis->shape[2]);
-  check_codebook(prefix, bytes);
-  weight.suh = bind_scale(prefix, ".suh", ".su", weight.in, bytes);
-  weight.svh = bind_scale(prefix, ".svh", ".sv", weight.out, bytes);
-  if (const Tensor* bias = take(prefix + ".bias")) {
-    weight.bias = bind_bias(rule, *bias, weight.out);
-    bytes += bias->bytes;
+  weight.trellis = members.trellis->data;
+  weight.in = static_cast<std::int32_t>(16 * members.trellis->shape[0]);
+  weight.out = static_cast<std::int32_t>(16 * members.trellis->shape[1]);
+  weight.words = static_cast<std::int32_t>(members.trellis->shape[2]);
+  weight.suh = bind_scale(members.suh, members.su, weight.in, bytes);
+  weight.svh = bind_scale(members.svh, members.sv, weight.out, bytes);
+  if (weight.suh == nullptr) missing(prefix + ".suh");
+  if (weight.svh == nullptr) missing(prefix + ".svh");
+  if (members.bias != nullptr) {
+    weight.bias = bind_bias(rule, *members.bias, weight.out);
+    bytes += members.bias->bytes;
   }
   check_expert_rate(rule, weight.words);
   bound_.linears.push_back(weight);
@@ -80,9 +110,9 @@ void Binder::check_trellis(const TensorRule& rule, const Tensor& trellis) const 
   }
 }
 
-void Binder::check_codebook(const std::string& prefix, std::uint64_t& bytes) {
-  const Tensor* mcg = take(prefix + ".mcg");
-  const Tensor* mul1 = take(prefix + ".mul1");
+void Binder::check_codebook(const std::string& prefix, const Members& members) {
+  const Tensor* mcg = members.mcg;
+  const Tensor* mul1 = members.mul1;
   if (mcg != nullptr && mul1 != nullptr) {
     throw CheckpointError(prefix +
                           ": has the markers of two codebooks, mcg and mul1. Download the file "
@@ -97,32 +127,26 @@ void Binder::check_codebook(const std::string& prefix, std::uint64_t& bytes) {
                           shape_text(mul1->shape) +
                           ", but a codebook marker must be one I32. Download the file again");
   }
-  bytes += mul1->bytes;
   checks_.push_back({mul1, true});
 }
 
-const std::byte* Binder::bind_scale(const std::string& prefix, std::string_view half,
-                                    std::string_view packed, std::int64_t length,
+// The packed form is ignored beside the fp16 one.
+const std::byte* Binder::bind_scale(const Tensor* half, const Tensor* packed, std::int64_t length,
                                     std::uint64_t& bytes) {
-  const std::string half_name = prefix + std::string(half);
-  const Tensor* bits = take(prefix + std::string(packed));  // ignored beside the fp16 form
-  if (const Tensor* scale = take(half_name)) {
-    expect_tensor(*scale, Dtype::kF16, {length});
-    checks_.push_back({scale, false});
-    bytes += scale->bytes;
-    return scale->data;
+  if (half != nullptr) {
+    expect_tensor(*half, Dtype::kF16, {length});
+    checks_.push_back({half, false});
+    bytes += half->bytes;
+    return half->data;
   }
-  if (bits == nullptr) {
-    missing(half_name);
-    return nullptr;
-  }
-  expect_tensor(*bits, Dtype::kI16, {length / 16});
+  if (packed == nullptr) return nullptr;
+  expect_tensor(*packed, Dtype::kI16, {length / 16});
   std::vector<std::uint16_t> values(static_cast<std::size_t>(length));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const bool negative = (load_u16(bits->data + i / 16 * 2) >> (i % 16) & 1) != 0;
+    const bool negative = (load_u16(packed->data + i / 16 * 2) >> (i % 16) & 1) != 0;
     values[i] = negative ? 0xBC00 : 0x3C00;  // -1, +1
   }
-  bytes += bits->bytes;
+  bytes += packed->bytes;
   bound_.signs.push_back(std::move(values));
   return reinterpret_cast<const std::byte*>(bound_.signs.back().data());
 }
