@@ -5,6 +5,7 @@
 // through the workspace to a second kernel that joins them in the same order.
 #include "cuda/attention_tile.cuh"
 #include "cuda/check.h"
+#include "cuda/dependent.cuh"
 #include "cuda/kernels.h"
 
 #include <algorithm>
@@ -34,9 +35,10 @@ __global__ void __launch_bounds__(kTileThreads, 2) walk_kernel(const AttentionAr
   const int warp = tid >> 5;
   const int lane = tid & 31;
 
-  const TokenList list = token_list(a, r, row.pos);
+  const TokenList list = token_list(a, r, row.pos, a.count[r]);
   for (int i = tid; i < (list.tokens + kBlock - 1) / kBlock; i += kTileThreads) {
-    quads[i] = quad_row(a, list, row.lane, kv_head, i);
+    const int pos = i < list.selected ? list.blocks[i] * kBlock : list_tail(list, i);
+    quads[i] = token_row(a, row.lane, kv_head, pos);
   }
   const std::int64_t head0 = static_cast<std::int64_t>(r) * a.dims.heads + kv_head * group;
   Query query;
@@ -121,29 +123,40 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   extern __shared__ float4 shared_raw[];
   TileShared& shared = *reinterpret_cast<TileShared*>(shared_raw);
   __shared__ std::int32_t quads[kTileQuads];
+  let_next_start();
   const int r = static_cast<int>(blockIdx.z);
   const int kv_head = static_cast<int>(blockIdx.y);
   const int tile = static_cast<int>(blockIdx.x);
-  if (r >= a.step.head->rows) return;
-  const Row row = a.step.rows[r];
-  const TokenList list = token_list(a, r, row.pos);
   const int first = tile * kTile;
-  if (first >= list.tokens) return;
-  const int valid = min(list.tokens - first, kTile);
   const int group = a.dims.heads / a.dims.kv_heads;
   const int tid = static_cast<int>(threadIdx.x);
   const int warp = tid >> 5;
   const int lane = tid & 31;
-  if (tid * kBlock < valid) quads[tid] = quad_row(a, list, row.lane, kv_head, first / kBlock + tid);
+  // Read together what depends on nothing, some of it for naught: a row waits for two reads here.
+  const int rows = a.step.head->rows;
+  const Row row = a.step.rows[r];
+  const int count = a.count[r];
+  const int entry = first / kBlock + tid;
+  const int block = tid < kTileQuads && entry < a.dims.max_blocks
+                        ? a.blocks[static_cast<std::int64_t>(r) * a.dims.max_blocks + entry]
+                        : 0;
+  Query query;
+  load_query(query,
+             a.q + (static_cast<std::int64_t>(r) * a.dims.heads + kv_head * group) * kHeadDim,
+             group);
+  if (r >= rows) return;
+  const TokenList list = token_list(a, r, row.pos, count);
+  if (first >= list.tokens) return;
+  const int valid = min(list.tokens - first, kTile);
+  if (tid * kBlock < valid) {
+    const int pos = entry < list.selected ? block * kBlock : list_tail(list, entry);
+    quads[tid] = token_row(a, row.lane, kv_head, pos);
+  }
   __syncthreads();
   fetch_rows(shared_address(shared.k), a.planes.k, quads, valid);
   cp_async_commit();
   fetch_rows(shared_address(shared.v), a.planes.v, quads, valid);
   cp_async_commit();
-  Query query;
-  load_query(query,
-             a.q + (static_cast<std::int64_t>(r) * a.dims.heads + kv_head * group) * kHeadDim,
-             group);
   cp_async_wait<1>();
   __syncthreads();
   tile_scores(shared, query);
@@ -172,36 +185,49 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 __global__ void __launch_bounds__(kHeadDim)
     join_kernel(const AttentionArgs a, const Partials partials) {
   extern __shared__ float4 shared_raw[];
-  Join* factors = reinterpret_cast<Join*>(shared_raw);               // (tiles)
-  float* sums = reinterpret_cast<float*>(factors + partials.tiles);  // (tiles)
+  float2* stats = reinterpret_cast<float2*>(shared_raw);            // (tiles)
+  Join* factors = reinterpret_cast<Join*>(stats + partials.tiles);  // (tiles)
   const int r = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.x);
-  if (r >= a.step.head->rows) return;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int rows = a.step.head->rows;
+  const Row row = a.step.rows[r];
+  const int count = a.count[r];
+  const std::int64_t out = static_cast<std::int64_t>(r) * a.dims.heads + head;
+  const float gate = a.qg[(2 * out + 1) * kHeadDim + tid];
+  if (r >= rows) return wait_for_previous();
   const int group = a.dims.heads / a.dims.kv_heads;
-  const int tiles = (token_list(a, r, a.step.rows[r].pos).tokens + kTile - 1) / kTile;
+  const int tiles = (token_list(a, r, row.pos, count).tokens + kTile - 1) / kTile;
   const std::int64_t at =
       (static_cast<std::int64_t>(r) * a.dims.kv_heads + head / group) * partials.tiles * group +
       head % group;
-  const int tid = static_cast<int>(threadIdx.x);
-  for (int t = tid; t < tiles; t += kHeadDim) {  // maxima join in any order
+  wait_for_previous();
+  for (int t = tid; t < tiles; t += kHeadDim) stats[t] = partials.stats[at + t * group];
+  __syncthreads();
+  for (int t = tid; t < tiles; t += kHeadDim) {
     float before = -__int_as_float(0x7F800000);
-    for (int i = 0; i < t; ++i) before = fmaxf(before, partials.stats[at + i * group].x);
-    const float2 stats = partials.stats[at + t * group];
-    factors[t] = join_factors(before, stats.x);
-    sums[t] = stats.y;
+    for (int i = 0; i < t; ++i) before = fmaxf(before, stats[i].x);
+    factors[t] = join_factors(before, stats[t].x);
   }
   __syncthreads();
   const float* values = partials.values + at * kHeadDim + tid;
+  const std::int64_t stride = static_cast<std::int64_t>(group) * kHeadDim;
+  constexpr int kAhead = 12;  // loads under way
   float joined = 0.0f;
   float total = 0.0f;
-#pragma unroll 8
-  for (int t = 0; t < tiles; ++t) {
-    const Join f = factors[t];
-    total = join(total, sums[t], f.keep, f.take);
-    joined = join(joined, values[static_cast<std::int64_t>(t) * group * kHeadDim], f.keep, f.take);
+  for (int t0 = 0; t0 < tiles; t0 += kAhead) {
+    float tile[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) tile[i] = t0 + i < tiles ? values[(t0 + i) * stride] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (t0 + i >= tiles) break;
+      const Join f = factors[t0 + i];
+      total = join(total, stats[t0 + i].y, f.keep, f.take);
+      joined = join(joined, tile[i], f.keep, f.take);
+    }
   }
-  const std::int64_t out = static_cast<std::int64_t>(r) * a.dims.heads + head;
-  a.y[out * kHeadDim + tid] = finish(joined, total, a.qg[(2 * out + 1) * kHeadDim + tid]);
+  a.y[out * kHeadDim + tid] = finish(joined, total, gate);
 }
 
 }  // namespace
@@ -232,8 +258,8 @@ void attention(cudaStream_t stream, const AttentionArgs& args) {
   FN_CUDA(cudaFuncSetAttribute(tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   tile_kernel<<<dim3(static_cast<unsigned>(tiles), kv_heads, rows), kTileThreads, bytes, stream>>>(
       args, partials);
-  const std::size_t join_bytes = static_cast<std::size_t>(tiles) * (sizeof(Join) + sizeof(float));
-  join_kernel<<<dim3(heads, rows), kHeadDim, join_bytes, stream>>>(args, partials);
+  const int join_bytes = tiles * static_cast<int>(sizeof(Join) + sizeof(float2));
+  launch_dependent(stream, dim3(heads, rows), kHeadDim, join_bytes, join_kernel, args, partials);
 }
 
 }  // namespace flashnext::cuda

@@ -44,19 +44,21 @@ struct TokenList {
   const std::int32_t* blocks;
 };
 
-__device__ __forceinline__ TokenList token_list(const AttentionArgs& a, int r, int pos) {
-  const int count = a.count[r];
+__device__ __forceinline__ TokenList token_list(const AttentionArgs& a, int r, int pos, int count) {
   if (count < 0) return {pos + 1, 0, 0, nullptr};
   const int tail = (pos + 1) / kBlock * kBlock;
   return {count * kBlock + pos + 1 - tail, count, tail,
           a.blocks + static_cast<std::int64_t>(r) * a.dims.max_blocks};
 }
 
-// Where quad i of the list starts: token rows of the planes.
-__device__ __forceinline__ std::int32_t quad_row(const AttentionArgs& a, const TokenList& list,
-                                                 int page_lane, int kv_head, int i) {
-  const int pos =
-      i < list.selected ? list.blocks[i] * kBlock : list.base + (i - list.selected) * kBlock;
+// Position of quad i of the list where it is not a selected block.
+__device__ __forceinline__ int list_tail(const TokenList& list, int i) {
+  return list.base + (i - list.selected) * kBlock;
+}
+
+// Token row of the planes at a position.
+__device__ __forceinline__ std::int32_t token_row(const AttentionArgs& a, int page_lane,
+                                                  int kv_head, int pos) {
   const std::int32_t page =
       a.step.pages[static_cast<std::int64_t>(page_lane) * a.step.max_pages + pos / kPageTokens];
   return (page * a.dims.kv_heads + kv_head) * kPageTokens + pos % kPageTokens;

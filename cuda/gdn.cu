@@ -2,7 +2,7 @@
 // norm. One warp owns 128 channels (one head), four a lane; sums over a head are butterflies of
 // the warp.
 #include "cpp/base/math.h"
-#include "cuda/check.h"
+#include "cuda/dependent.cuh"
 #include "cuda/gdn.cuh"
 #include "cuda/kernels.h"
 
@@ -37,6 +37,7 @@ __device__ __forceinline__ float tap_sum(const float4& w, float x0, float x1, fl
 // A warp walks kRows consecutive rows of one head; the taps slide along.
 template <int kRows>
 __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) {
+  if (kRows == 1) let_next_start();
   const int rows = a.step.head->rows;
   const int row0 = static_cast<int>(blockIdx.y) * kRows;
   const int heads = 2 * a.dims.k_heads + a.dims.v_heads;
@@ -49,9 +50,17 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
 #pragma unroll
   for (int c = 0; c < 4; ++c) w[c] = load4(a.conv + (channel + c) * kTaps);
 
-  float4 x[kTaps];
-  int segment = -1;
   const int end = min(row0 + kRows, rows);
+  if (head >= 2 * a.dims.k_heads && row0 + lane < end) {  // gates of a value head, a lane a row
+    const int j = head - 2 * a.dims.k_heads;
+    const std::int64_t at = static_cast<std::int64_t>(row0 + lane) * a.dims.v_heads + j;
+    a.decay[at] = math::exp(-a.rate[j] * math::softplus(a.a[at] + a.dt_bias[j]));
+    a.beta[at] = math::sigmoid(a.b[at]);
+  }
+
+  float4 x[kTaps];
+  float4 ahead = load4(a.u + static_cast<std::int64_t>(row0) * channels + channel);
+  int segment = -1;
   for (int r = row0; r < end; ++r) {
     const int own = a.step.rows[r].segment;
     if (own != segment) {  // the first row, or another sequence: fetch the history
@@ -70,7 +79,8 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
         }
       }
     }
-    x[3] = load4(a.u + static_cast<std::int64_t>(r) * channels + channel);
+    x[3] = ahead;
+    if (r + 1 < end) ahead = load4(a.u + static_cast<std::int64_t>(r + 1) * channels + channel);
     float4 y;
     y.x = math::silu(tap_sum(w[0], x[0].x, x[1].x, x[2].x, x[3].x));
     y.y = math::silu(tap_sum(w[1], x[0].y, x[1].y, x[2].y, x[3].y));
@@ -80,11 +90,6 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
       float norm = math::rsqrt(sum_of_squares(y) + 1e-6f);
       if (head < a.dims.k_heads) norm = norm * 0.088388347648318447f;  // 128^-0.5
       y = scaled(y, norm);
-    } else if (lane == 0) {
-      const int j = head - 2 * a.dims.k_heads;
-      const std::int64_t at = static_cast<std::int64_t>(r) * a.dims.v_heads + j;
-      a.decay[at] = math::exp(-a.rate[j] * math::softplus(a.a[at] + a.dt_bias[j]));
-      a.beta[at] = math::sigmoid(a.b[at]);
     }
     *reinterpret_cast<float4*>(a.qkv + static_cast<std::int64_t>(r) * channels + channel) = y;
     x[0] = x[1];
@@ -96,13 +101,14 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
 __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const GdnGateArgs a) {
   const std::int64_t item =
       static_cast<std::int64_t>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x >> 5);
-  const int rows = a.rows.scale * *a.rows.count;
-  if (item >= static_cast<std::int64_t>(rows) * a.v_heads) return;
   const int lane = static_cast<int>(threadIdx.x & 31);
+  const int rows = a.rows.scale * *a.rows.count;
+  const float4 w = load4(a.w + 4 * lane);
+  wait_for_previous();
+  if (item >= static_cast<std::int64_t>(rows) * a.v_heads) return;
   const std::int64_t at = item * kHead + 4 * lane;
   const float4 o = load4(a.o + at);
   const float4 z = load4(a.z + at);
-  const float4 w = load4(a.w + 4 * lane);
   const float norm = math::rsqrt(fmaf(sum_of_squares(o), 1.0f / kHead, a.eps));
   auto gate = [&](float v) { return a.silu_gate != 0 ? math::silu(v) : math::sigmoid(v); };
   float4 y;
@@ -134,7 +140,7 @@ void gdn_gate(cudaStream_t stream, const GdnGateArgs& args) {
   check(args.v_heads > 0, "gdn_gate: no heads");
   const std::int64_t items = static_cast<std::int64_t>(args.rows.max) * args.v_heads;
   const unsigned blocks = static_cast<unsigned>((items + kWarps - 1) / kWarps);
-  if (blocks > 0) gate_kernel<<<blocks, kWarps * 32, 0, stream>>>(args);
+  if (blocks > 0) launch_dependent(stream, dim3(blocks), kWarps * 32, 0, gate_kernel, args);
 }
 
 }  // namespace flashnext::cuda

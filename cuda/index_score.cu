@@ -1,6 +1,7 @@
 #include "cuda/attention.cuh"
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"
+#include "cuda/dependent.cuh"
 #include "cuda/index_score.cuh"
 
 namespace flashnext::cuda::attn {
@@ -47,9 +48,11 @@ __global__ void __launch_bounds__(kThreads)
     few_kernel(const IndexSelectArgs a, float* scores, std::int64_t stride, int row0) {
   __shared__ __align__(16) float keys[kScoreBlocks * kKeyStride];
   __shared__ __align__(16) float query[kIndexHeads * kKeyStride];
+  let_next_start();
   const int r = row0 + static_cast<int>(blockIdx.x);
-  if (r >= a.step.head->rows) return;
+  const int rows = a.step.head->rows;
   const Row row = a.step.rows[r];
+  if (r >= rows) return;
   const int complete = (row.pos + 1) / kBlock;
   const int first = static_cast<int>(blockIdx.y) * kScoreBlocks;
   if (complete <= a.dims.max_blocks || first >= complete) return;

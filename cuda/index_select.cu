@@ -2,6 +2,8 @@
 // are not negative, so the bits order like the values) finds the last score taken, then one
 // ascending pass keeps what is above it and the lowest blocks that tie with it.
 #include "cuda/attention.cuh"
+#include "cuda/cp_async.cuh"
+#include "cuda/dependent.cuh"
 #include "cuda/index_score.cuh"
 #include "cuda/kernels.h"
 
@@ -63,22 +65,39 @@ __device__ __forceinline__ void for_own_run(const float* scores, int n, Take tak
 }
 
 __global__ void pick_kernel(const IndexSelectArgs a, const float* scores, std::int64_t stride,
-                            int row0) {
+                            int row0, int cached) {
+  extern __shared__ float4 shared_raw[];  // (cached) scores
   __shared__ int bins[kBins];
   __shared__ int sums[32];
   __shared__ std::uint32_t chosen;
   __shared__ int wanted;
   const int r = row0 + static_cast<int>(blockIdx.x);
-  if (r >= a.step.head->rows) return;
+  const int rows = a.step.head->rows;
+  const Row row = a.step.rows[r];
+  wait_for_previous();
+  if (r >= rows) return;
   const int tid = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
-  const int n = (a.step.rows[r].pos + 1) / kBlock;
+  const int n = (row.pos + 1) / kBlock;
   const int max_blocks = a.dims.max_blocks;
   if (n <= max_blocks) {
     if (tid == 0) a.count[r] = -1;
     return;
   }
   const float* own = scores + blockIdx.x * stride;
+  if (n <= cached) {  // the passes below read them five times
+    float* copy = reinterpret_cast<float*>(shared_raw);
+    for (int i = 4 * tid; i < n; i += 4 * threads) {
+      if (i + 4 <= n) {
+        cp_async16(copy + i, own + i);
+      } else {
+        for (int j = i; j < n; ++j) copy[j] = own[j];
+      }
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    own = copy;
+  }
   if (tid == 0) {
     chosen = 0;
     wanted = max_blocks;
@@ -171,11 +190,13 @@ void index_select(cudaStream_t stream, const IndexSelectArgs& args) {
   float* scores = static_cast<float*>(args.workspace.data);
   const std::int64_t stride = score_stride(args);
   const int chunk = chunk_rows(args);
-  const unsigned threads = args.step.max_rows <= 16 ? 1024 : 256;
+  const int threads = args.step.max_rows <= 16 ? 1024 : 256;
+  const int cached = may_select(args) ? static_cast<int>(std::min<std::int64_t>(stride, 8192)) : 0;
   for (int row0 = 0; row0 < args.step.max_rows; row0 += chunk) {
     const int rows = std::min(chunk, args.step.max_rows - row0);
     if (may_select(args)) attn::index_scores(stream, args, scores, stride, row0, rows);
-    pick_kernel<<<static_cast<unsigned>(rows), threads, 0, stream>>>(args, scores, stride, row0);
+    launch_dependent(stream, dim3(static_cast<unsigned>(rows)), threads, 4 * cached, pick_kernel,
+                     args, scores, stride, row0, cached);
   }
 }
 

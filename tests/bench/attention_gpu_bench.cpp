@@ -155,6 +155,14 @@ void gdn(int rows) {
   report(("gdn_gate" + tag).c_str(),
          each([&](Device& device, StreamId stream, int) { launch(device, stream, gate); }),
          12.0 * static_cast<double>(n * 48 * 128));
+  report(("the three, one after another," + tag).c_str(),
+         each([&](Device& device, StreamId stream, int l) {
+           launch(device, stream, conv);
+           recur.state = states + state * static_cast<std::size_t>(l);
+           launch(device, stream, recur);
+           launch(device, stream, gate);
+         }),
+         0);
 }
 
 // Rows pos0 .. pos0 + rows - 1 of one sequence.
@@ -218,21 +226,31 @@ void attend(int rows, int pos0) {
          memory.time(replays, [&](Device& d, StreamId s) { launch(d, s, select); }), scanned);
   report(("attention" + tag).c_str(),
          memory.time(replays, [&](Device& d, StreamId s) { launch(d, s, attention); }), read);
+  report(("the three, one after another," + tag).c_str(),
+         memory.time(replays,
+                     [&](Device& d, StreamId s) {
+                       launch(d, s, prepare);
+                       launch(d, s, select);
+                       launch(d, s, attention);
+                     }),
+         0);
 }
 
-int run() {
+int run(bool only_prompts) {
   if (cuda_device_count() == 0) {
     std::fprintf(stderr, "attention_gpu_bench: no CUDA device\n");
     return 1;
   }
-  gdn(1);
-  gdn(8);
+  if (!only_prompts) {
+    gdn(1);
+    gdn(8);
+    attend(1, 2047);
+    attend(1, 30000);
+    attend(1, 262143);
+    attend(4, 30000);
+  }
   gdn(2048);
   gdn(8192);
-  attend(1, 2047);
-  attend(1, 30000);
-  attend(1, 262143);
-  attend(4, 30000);
   attend(512, 30000);
   attend(2048, 0);
   attend(8192, 0);
@@ -242,9 +260,10 @@ int run() {
 }  // namespace
 }  // namespace flashnext
 
-int main() {
+// `attention_gpu_bench prompts` leaves the short steps out.
+int main(int argc, char** argv) {
   try {
-    return flashnext::run();
+    return flashnext::run(argc > 1 && std::string(argv[1]) == "prompts");
   } catch (const flashnext::Error& error) {
     std::fprintf(stderr, "attention_gpu_bench: %s\n", error.what());
     return 1;

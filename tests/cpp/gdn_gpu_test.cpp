@@ -227,6 +227,78 @@ TEST_F(GdnGpu, GateMatchesTheHost) {
   }
 }
 
+// Kernels that may start early must still wait for what they need: captured, replayed, with and
+// without other work before them, against each op awaited on its own.
+TEST_F(GdnGpu, GraphsKeepTheBits) {
+  const Shape shape{16, 48};
+  Rig rig = Rig::cuda();
+  const Inputs inputs(shape, 3, 400);
+  const Weights weights(shape);
+  const std::size_t o_size = size(3 * 48 * kDim);
+  const std::size_t state_size = size(48 * kDim * kDim);
+  GdnConvArgs k{};
+  k.step = StepParts{{{0, 3, 9, 0, 0, 1}}}.on(rig);
+  k.dims = shape.dims(static_cast<std::int64_t>(state_size));
+  k.u = rig.put(inputs.u);
+  k.a = rig.put(inputs.a);
+  k.b = rig.put(inputs.b);
+  k.conv = rig.put(weights.conv);
+  k.rate = rig.put(weights.rate);
+  k.dt_bias = rig.put(weights.dt_bias);
+  k.window = rig.put(uniform(2 * state_size, -1, 1, 401));
+  GdnRecurArgs m{};
+  m.step = k.step;
+  m.dims = k.dims;
+  m.state = rig.put(uniform(2 * state_size, -0.1f, 0.1f, 402));
+  GdnGateArgs g{};
+  g.rows = {&k.step.head->rows, 1, 3};
+  g.z = rig.put(uniform(o_size, -3, 3, 403));
+  g.w = rig.put(uniform(kDim, 0.5f, 1.5f, 404));
+  g.eps = 1e-6f;
+  g.v_heads = 48;
+  const float* y[3];
+  Stream other(rig.device());
+  Event forked(rig.device()), copied(rig.device());
+  float* copy = rig.room<float>(o_size);
+  for (int way = 0; way < 3; ++way) {
+    k.qkv = rig.put(Floats(size(3 * shape.channels()), kNan));
+    k.decay = rig.put(Floats(size(3 * 48), kNan));
+    k.beta = rig.put(Floats(size(3 * 48), kNan));
+    m.qkv = k.qkv;
+    m.decay = k.decay;
+    m.beta = k.beta;
+    m.o = rig.put(Floats(o_size, kNan));
+    g.o = m.o;
+    g.y = rig.put(Floats(o_size, kNan));
+    y[way] = g.y;
+    if (way == 0) {
+      rig.run(k);
+      rig.run(m);
+      rig.run(g);
+      continue;
+    }
+    Capture capture(rig.device(), rig.stream());
+    launch(rig.device(), rig.stream(), k);
+    if (way == 2) {  // a copy of another stream joins between the kernels
+      rig.device().record(forked.id(), rig.stream());
+      rig.device().wait(other.id(), forked.id());
+      rig.device().copy_async(other.id(), copy, g.z, o_size * sizeof(float));
+      rig.device().record(copied.id(), other.id());
+      rig.device().wait(rig.stream(), copied.id());
+    }
+    launch(rig.device(), rig.stream(), m);
+    if (way == 2) rig.device().copy_async(rig.stream(), copy, g.z, o_size * sizeof(float));
+    launch(rig.device(), rig.stream(), g);
+    const Graph graph = capture.finish();
+    for (int i = 0; i < 20; ++i) graph.replay(rig.stream());
+    rig.device().synchronize(rig.stream());
+  }
+  const Floats want = rig.get(y[0], o_size);
+  EXPECT_FALSE(std::isnan(want[0]));
+  EXPECT_TRUE(rig.get(y[1], o_size) == want);
+  EXPECT_TRUE(rig.get(y[2], o_size) == want);
+}
+
 TEST_F(GdnGpu, RefusesShapesItIsNotBuiltFor) {
   Rig rig = Rig::cuda();
   GdnRecurArgs a{};
