@@ -80,14 +80,14 @@ struct StepHead {
 };
 
 struct SampleParams {
-  std::uint64_t seed;
-  float temperature;   // 0 = argmax
-  float top_p;         // 1 = off
-  float min_p;         // 0 = off
-  std::int32_t top_k;  // 0 = off
-  std::int32_t
-      position;  // absolute position of the token that is drawn: the counter of the generator
-  std::int32_t reserved;
+  std::uint64_t seed = 0;
+  float temperature = 0;   // 0 = argmax
+  float top_p = 1;         // 1 = off
+  float min_p = 0;         // 0 = off
+  std::int32_t top_k = 0;  // 0 = off
+  std::int32_t position =
+      0;  // absolute position of the token that is drawn: the counter of the generator
+  std::int32_t reserved = 0;
 };
 
 struct StepView {
