@@ -29,6 +29,35 @@ int cuda_ordinal(const std::string& name) {
   return error == std::errc() && at == end ? n : -1;
 }
 
+// Why this CUDA device may not run a model; empty when it may. Architectures are enabled by
+// evidence, not by hope: a receipt of the gate, shipped or written on this machine for this build.
+std::string cuda_refusal(int ordinal, const std::vector<std::string>& accepted) {
+  if (!cuda_built())
+    return "flashnext was built without CUDA (install it where nvcc is on the PATH)";
+  const std::vector<CudaDeviceInfo> all = cuda_devices();
+  if (ordinal >= static_cast<int>(all.size())) {
+    return "no CUDA device " + std::to_string(ordinal) + " is here (found " +
+           std::to_string(all.size()) + ")";
+  }
+  const CudaDeviceInfo& info = all[static_cast<std::size_t>(ordinal)];
+  const std::string capability = "sm_" + std::to_string(info.major) + std::to_string(info.minor);
+  if (capability == "sm_121" || info.integrated) {
+    return capability + " (" + info.name +
+           ") shares the host's memory: keeping experts in host RAM and lines on the card makes no "
+           "sense there";
+  }
+  if (!info.compiled) {
+    return capability + " (" + info.name +
+           ") has no code in this build, which holds sm_90 and sm_120";
+  }
+  if (std::find(accepted.begin(), accepted.end(), capability) == accepted.end()) {
+    return capability + " (" + info.name +
+           ") has no passing receipt of the gate \"device\" for this build; run `flashnext gate` "
+           "on this machine";
+  }
+  return {};
+}
+
 }  // namespace
 
 Session::Session(Checkpoint checkpoint, SessionOptions options)
@@ -38,7 +67,12 @@ Session::~Session() = default;
 
 std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options,
                                        const Progress& progress) {
-  std::unique_ptr<Session> s(new Session(Checkpoint::open(path, progress), options));
+  return open(Checkpoint::open(path, progress), options, progress);
+}
+
+std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptions& options,
+                                       const Progress& progress) {
+  std::unique_ptr<Session> s(new Session(std::move(checkpoint), options));
   s->notes_ = s->checkpoint_.notes();
   SessionOptions& o = s->options_;
   if (o.window == 0) o.window = std::min(32768, s->shape().max_positions);
@@ -72,27 +106,30 @@ void Session::open_device() {
     throw InputError("threads = " + std::to_string(options_.threads) +
                      ": must be 0 (one a core) to 1024");
   }
-  int ordinal = -1;
   if (options_.device == "auto") {
-    if (cuda_device_count() > 0) {
-      ordinal = 0;
-    } else {
-      notes_.push_back(cuda_built() ? "device auto: no CUDA device here, using the host device"
-                                    : "device auto: built without CUDA, using the host device");
-    }
-  } else if (options_.device != "host") {
-    ordinal = cuda_ordinal(options_.device);
-    if (ordinal < 0) {
-      throw InputError("device = \"" + options_.device + "\": choose auto, host, cuda or cuda:N");
-    }
+    const std::string refusal = cuda_refusal(0, options_.capabilities);
+    if (refusal.empty()) return open_cuda(0);
+    notes_.push_back("device auto: using the host device, since " + refusal);
+    return open_host();
   }
-  if (ordinal >= 0) {
-    CudaDeviceOptions cuda;
-    if (options_.memory_limit > 0) cuda.memory_budget = options_.memory_limit;
-    device_ = make_cuda_device(ordinal, cuda);
-    device_name_ = "cuda:" + std::to_string(ordinal);
-    return;
+  if (options_.device == "host") return open_host();
+  const int ordinal = cuda_ordinal(options_.device);
+  if (ordinal < 0) {
+    throw InputError("device = \"" + options_.device + "\": choose auto, host, cuda or cuda:N");
   }
+  const std::string refusal = cuda_refusal(ordinal, options_.capabilities);
+  if (!refusal.empty()) throw InputError("device = \"" + options_.device + "\": " + refusal);
+  open_cuda(ordinal);
+}
+
+void Session::open_cuda(int ordinal) {
+  CudaDeviceOptions cuda;
+  if (options_.memory_limit > 0) cuda.memory_budget = options_.memory_limit;
+  device_ = make_cuda_device(ordinal, cuda);
+  device_name_ = "cuda:" + std::to_string(ordinal);
+}
+
+void Session::open_host() {
   HostDeviceOptions host;
   host.threads = options_.threads;
   host.seed = options_.seed;

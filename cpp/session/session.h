@@ -40,6 +40,9 @@ class Session {
   // DeviceError.
   static std::unique_ptr<Session> open(const std::string& path, const SessionOptions& options,
                                        const Progress& progress = {});
+  // The same over a checkpoint that is open already, e.g. a synthetic one.
+  static std::unique_ptr<Session> open(Checkpoint checkpoint, const SessionOptions& options,
+                                       const Progress& progress = {});
   ~Session();
 
   const ModelShape& shape() const noexcept { return checkpoint_.shape(); }
@@ -68,6 +71,8 @@ class Session {
  private:
   Session(Checkpoint checkpoint, SessionOptions options);
   void open_device();
+  void open_cuda(int ordinal);
+  void open_host();
   template <class Call>
   auto guarded(Call&& call);
 

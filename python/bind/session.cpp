@@ -134,7 +134,8 @@ void bind_session(py::module_& m) {
                        std::int32_t lanes, std::int32_t threads, std::int32_t levels,
                        std::uint64_t seed, const std::string& isa, bool graphs, std::int32_t chunk,
                        std::int32_t prefix_snapshots, std::uint64_t memory_limit,
-                       std::int32_t token_limit, bool taps, const py::object& progress) {
+                       std::int32_t token_limit, bool taps,
+                       const std::vector<std::string>& capabilities, const py::object& progress) {
              SessionOptions o;
              o.device = device;
              o.window = window;
@@ -149,6 +150,7 @@ void bind_session(py::module_& m) {
              o.memory_limit = memory_limit;
              o.token_limit = token_limit;
              o.taps = taps;
+             o.capabilities = capabilities;
              return std::make_unique<PySession>(path, o, progress);
            }),
            py::arg("path"), py::kw_only(), py::arg("device") = "auto", py::arg("window") = 0,
