@@ -32,6 +32,9 @@ struct SessionOptions {
   std::int32_t token_limit = 0;    // ids from here on are never sampled; 0: the whole vocabulary
   std::uint64_t memory_limit = 0;  // bytes; 0: none
   bool taps = false;               // keep the streams after every layer
+  // CUDA capabilities that a gate receipt vouches for on this build, e.g. "sm_90"; others are
+  // refused (design.md 8).
+  std::vector<std::string> capabilities;
 };
 
 class Session {
