@@ -2,6 +2,7 @@
 
 #include "cpp/base/half.h"
 #include "cpp/checkpoint/bind.h"
+#include "cpp/checkpoint/bind_synthetic.h"
 #include "cpp/checkpoint/safetensors.h"
 
 #include <cstring>
@@ -13,7 +14,9 @@ constexpr std::uint64_t kMaxConfigBytes = 64u << 20;
 
 }  // namespace
 
-struct Checkpoint::State : Bound {};
+struct Checkpoint::State : Bound {
+  SyntheticHold synthetic;
+};
 
 Checkpoint Checkpoint::open(const std::string& folder, const Progress& progress) {
   auto state = std::make_shared<State>();
@@ -40,6 +43,15 @@ Checkpoint Checkpoint::bind(const ModelShape& shape, const TensorFiles& files,
   state->files = files;
   state->notes = files.notes();
   Binder(*state).run(progress);
+  Checkpoint checkpoint;
+  checkpoint.state_ = std::move(state);
+  return checkpoint;
+}
+
+Checkpoint Checkpoint::synthetic(const ModelShape& shape, const SyntheticOptions& options) {
+  auto state = std::make_shared<State>();
+  state->shape = shape;
+  bind_synthetic(*state, options, state->synthetic);
   Checkpoint checkpoint;
   checkpoint.state_ = std::move(state);
   return checkpoint;

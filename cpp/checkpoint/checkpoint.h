@@ -108,6 +108,8 @@ struct NgramTable {
 using Progress =
     std::function<void(std::string_view stage, std::uint64_t done, std::uint64_t total)>;
 
+struct SyntheticOptions;
+
 class Checkpoint {
  public:
   // Opens and checks everything: after this every access succeeds. `progress` (may be empty) hears
@@ -116,6 +118,8 @@ class Checkpoint {
   // The same over a parsed config and open files; quantization_config.json is not consulted.
   static Checkpoint bind(const ModelShape& shape, const TensorFiles& files,
                          const Progress& progress = {});
+  // Random weights of this shape in memory (synthetic.h): every tensor of the table, no files.
+  static Checkpoint synthetic(const ModelShape& shape, const SyntheticOptions& options);
 
   const std::string& folder() const;
   const ModelShape& shape() const;
