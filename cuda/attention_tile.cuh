@@ -101,8 +101,7 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
 
 __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                     std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -146,22 +145,33 @@ __device__ __forceinline__ void tile_scores(TileShared& shared, const Query& que
   const std::uint32_t keys =
       shared_address(shared.k) + static_cast<std::uint32_t>((lane & 7) * 512);
   float* to = shared.partial + (warp * kMmaHeads + lane / 4) * kPartialStride + 2 * (lane & 3);
+  // Eight sums at a time, so that a product does not wait for the one before it.
+  float s[kTile / 8][4] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t b[kTile / 8][4];
+    const int piece = warp * 8 + half * 4 + (lane >> 3);
+#pragma unroll
+    for (int n = 0; n < kTile / 8; ++n) {
+      load_matrices(b[n],
+                    keys + static_cast<std::uint32_t>(n * 8 * 512 + ((piece ^ (lane & 7)) << 4)));
+    }
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) {
+        mma(s[n], query.high[2 * half + step], b[n][2 * step], b[n][2 * step + 1]);
+      }
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) {
+        mma(s[n], query.rest[2 * half + step], b[n][2 * step], b[n][2 * step + 1]);
+      }
+    }
+  }
 #pragma unroll
   for (int n = 0; n < kTile / 8; ++n) {
-    float s[4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t b[4];
-      const int piece = warp * 8 + half * 4 + (lane >> 3);
-      load_matrices(b,
-                    keys + static_cast<std::uint32_t>(n * 8 * 512 + ((piece ^ (lane & 7)) << 4)));
-      mma(s, query.high[2 * half], b[0], b[1]);
-      mma(s, query.rest[2 * half], b[0], b[1]);
-      mma(s, query.high[2 * half + 1], b[2], b[3]);
-      mma(s, query.rest[2 * half + 1], b[2], b[3]);
-    }
-    *reinterpret_cast<float2*>(to + 8 * n) = float2{s[0], s[1]};
-    *reinterpret_cast<float2*>(to + 8 * n + 8 * kPartialStride) = float2{s[2], s[3]};
+    *reinterpret_cast<float2*>(to + 8 * n) = float2{s[n][0], s[n][1]};
+    *reinterpret_cast<float2*>(to + 8 * n + 8 * kPartialStride) = float2{s[n][2], s[n][3]};
   }
 }
 
@@ -242,17 +252,18 @@ __device__ __forceinline__ void tile_values(const TileShared& shared, float (&ac
         p_row + static_cast<std::uint32_t>(((2 * step + (lane >> 4)) ^ (lane & 7)) << 4);
     load_matrices(high, shared_address(shared.p[0]) + at);
     load_matrices(rest, shared_address(shared.p[1]) + at);
+    std::uint32_t b[4][4];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      std::uint32_t b[4];
       const int piece = warp * 8 + 2 * pair + (lane >> 4);
       load_matrices_transposed(
-          b, values + static_cast<std::uint32_t>(step * 16 * 512 + ((piece ^ (lane & 7)) << 4)));
-      mma(acc[2 * pair], high, b[0], b[1]);
-      mma(acc[2 * pair], rest, b[0], b[1]);
-      mma(acc[2 * pair + 1], high, b[2], b[3]);
-      mma(acc[2 * pair + 1], rest, b[2], b[3]);
+          b[pair],
+          values + static_cast<std::uint32_t>(step * 16 * 512 + ((piece ^ (lane & 7)) << 4)));
     }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) mma(acc[n], high, b[n / 2][2 * (n & 1)], b[n / 2][2 * (n & 1) + 1]);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) mma(acc[n], rest, b[n / 2][2 * (n & 1)], b[n / 2][2 * (n & 1) + 1]);
   }
 }
 

@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
   if (kRows == 1) let_next_start();
   const int rows = a.step.head->rows;
   const int row0 = static_cast<int>(blockIdx.y) * kRows;
+  const int first_segment = a.step.rows[row0].segment;
+  const Segment segment0 = a.step.segments[0];  // mostly the one; read along with the others
   const int heads = 2 * a.dims.k_heads + a.dims.v_heads;
   const int head = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x >> 5);
   if (row0 >= rows || head >= heads) return;
@@ -62,10 +64,10 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
   float4 ahead = load4(a.u + static_cast<std::int64_t>(row0) * channels + channel);
   int segment = -1;
   for (int r = row0; r < end; ++r) {
-    const int own = a.step.rows[r].segment;
+    const int own = r == row0 ? first_segment : a.step.rows[r].segment;
     if (own != segment) {  // the first row, or another sequence: fetch the history
       segment = own;
-      const Segment s = a.step.segments[own];
+      const Segment s = own == 0 ? segment0 : a.step.segments[own];
       const float* window = a.window + s.state_in * a.dims.slot_stride + channel;
 #pragma unroll
       for (int i = 0; i < kTaps - 1; ++i) {

@@ -41,41 +41,60 @@ struct Stage {
   float2 gates[kStage][kGroup];  // decay, beta
 };
 
+// What one thread copies of a stage: always the same pieces of it, so the places are found once.
 template <int kGroup>
-__device__ __forceinline__ void fetch(Stage<kGroup>& to, const GdnRecurArgs& a, int row, int n,
-                                      int key_head, int slice) {
-  constexpr int kThreads = kGroup * kWarpsHead * 32;
-  const int tid = static_cast<int>(threadIdx.x);
-  const int key_dims = a.dims.k_heads * kHead;
-  const std::int64_t channels = 2 * key_dims + a.dims.v_heads * kHead;
-  const float* rows = a.qkv + row * channels;
-  for (int i = tid; i < n * 64; i += kThreads) {  // 16-byte pieces: 32 of q, 32 of k a token
-    const int t = i >> 6;
-    const int part = i & 63;
-    const float* from = rows + t * channels + key_head * kHead + 4 * (part & 31);
-    if (part < 32) {
-      cp_async16(&to.q[t][4 * (part & 31)], from);
-    } else {
-      cp_async16(&to.k[t][4 * (part & 31)], from + key_dims);
+struct Fetcher {
+  __device__ __forceinline__ Fetcher(const GdnRecurArgs& a, int row0, int key_head, int slice) {
+    const int tid = static_cast<int>(threadIdx.x);
+    const int key_dims = a.dims.k_heads * kHead;
+    channels = 2 * key_dims + a.dims.v_heads * kHead;
+    v_heads = a.dims.v_heads;
+    const float* rows = a.qkv + row0 * static_cast<std::int64_t>(channels);
+    // 16-byte pieces of a token: 32 of q, 32 of k, 4 of v a head.
+    qk_token = tid / 64;
+    qk_piece = tid % 64;
+    qk = rows + qk_token * channels + key_head * kHead + 4 * (qk_piece & 31) +
+         (qk_piece < 32 ? 0 : key_dims);
+    v_token = tid / (4 * kGroup);
+    v_piece = tid % (4 * kGroup);
+    v = rows + v_token * channels + 2 * key_dims + (key_head * kGroup + v_piece / 4) * kHead +
+        slice * kColumns + 4 * (v_piece % 4);
+    const int last = kThreads - 1 - tid;  // from the other end: other warps than v's
+    gate_token = last / kGroup;
+    gate_head = last % kGroup;
+    gate = (static_cast<std::int64_t>(row0) + gate_token) * v_heads + key_head * kGroup + gate_head;
+  }
+
+  // Tokens [first, first + n) of the segment.
+  __device__ __forceinline__ void run(Stage<kGroup>& to, const GdnRecurArgs& a, int first,
+                                      int n) const {
+    const std::int64_t ahead = first * static_cast<std::int64_t>(channels);
+    float* qk_to = (qk_piece < 32 ? to.q[0] : to.k[0]) + 4 * (qk_piece & 31);
+#pragma unroll
+    for (int t = 0; t < kStage; t += kThreads / 64) {
+      if (t + qk_token < n) {
+        cp_async16(qk_to + (t + qk_token) * kHead, qk + ahead + t * channels);
+      }
+    }
+    if (v_token < n) cp_async16(&to.v[v_token][v_piece / 4][4 * (v_piece % 4)], v + ahead);
+    if (gate_token < n) {
+      const std::int64_t at = gate + first * static_cast<std::int64_t>(v_heads);
+      cp_async4(&to.gates[gate_token][gate_head].x, a.decay + at);
+      cp_async4(&to.gates[gate_token][gate_head].y, a.beta + at);
     }
   }
-  constexpr int kPieces = kGroup * kColumns / 4;
-  for (int i = tid; i < n * kPieces; i += kThreads) {
-    const int t = i / kPieces;
-    const int j = (i % kPieces) / (kColumns / 4);
-    const int c = 4 * (i % (kColumns / 4));
-    cp_async16(&to.v[t][j][c], rows + t * channels + 2 * key_dims +
-                                   (key_head * kGroup + j) * kHead + slice * kColumns + c);
-  }
-  for (int i = tid; i < n * kGroup; i += kThreads) {
-    const int t = i / kGroup;
-    const int j = i % kGroup;
-    const std::int64_t at =
-        static_cast<std::int64_t>(row + t) * a.dims.v_heads + key_head * kGroup + j;
-    cp_async4(&to.gates[t][j].x, a.decay + at);
-    cp_async4(&to.gates[t][j].y, a.beta + at);
-  }
-}
+
+  static constexpr int kThreads = kGroup * kWarpsHead * 32;
+  static_assert(kThreads >= kStage * 4 * kGroup, "one piece of v a thread");
+  const float* qk;
+  const float* v;
+  std::int64_t gate;
+  int channels;
+  int v_heads;
+  int qk_token, qk_piece;
+  int v_token, v_piece;
+  int gate_token, gate_head;
+};
 
 __device__ __forceinline__ void load8(float (&to)[8], const float* from) {
   const float4 a = *reinterpret_cast<const float4*>(from);
@@ -84,21 +103,28 @@ __device__ __forceinline__ void load8(float (&to)[8], const float* from) {
   to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
 }
 
+// Sums over this lane's keys, a column each in x and y, in one chain or two half as long.
+template <int kChains>
 __device__ __forceinline__ float2 dot8(const float2 (&m)[8], const float (&x)[8]) {
-  float2 sum{0.0f, 0.0f};
+  float2 sum[kChains] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    sum.x = fmaf(m[i].x, x[i], sum.x);
-    sum.y = fmaf(m[i].y, x[i], sum.y);
+  for (int i = 0; i < 8 / kChains; ++i) {
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) {
+      const int at = c * (8 / kChains) + i;
+      sum[c].x = fmaf(m[at].x, x[at], sum[c].x);
+      sum[c].y = fmaf(m[at].y, x[at], sum[c].y);
+    }
   }
-  return sum;
+  if (kChains == 1) return sum[0];
+  return {sum[0].x + sum[kChains - 1].x, sum[0].y + sum[kChains - 1].y};
 }
 
 // A lane's place in its block.
 struct Place {
   int lane;
   int head;    // within the group
-  int column;  // first of its two, in the slice
+  int column;  // in the slice: the one of its two whose sums it keeps; the other is column ^ 1
   int key;     // its keys: key + 0..3 and 64 + key + 0..3
 };
 
@@ -106,8 +132,7 @@ struct Place {
 template <int kGroup, bool kFull>
 __device__ __forceinline__ void batch(const Stage<kGroup>& stage, int first, int n, const Place& at,
                                       float2 (&m)[8], float* out, std::int64_t out_stride) {
-  const bool second = (at.lane & 16) != 0;  // this lane sums M^T k of its second column
-  const float* v = &stage.v[first][at.head][at.column + (second ? 1 : 0)];
+  const float* v = &stage.v[first][at.head][at.column];
   const float2* gates = &stage.gates[first][at.head];
   const float* keys = &stage.k[first][at.key];
   const float* queries = &stage.q[first][at.key];
@@ -123,9 +148,8 @@ __device__ __forceinline__ void batch(const Stage<kGroup>& stage, int first, int
     load8(q, queries + t * kHead);
     const float value = v[t * kGroup * kColumns];
     const float2 gate = gates[t * kGroup];
-    const float2 part = dot8(m, k);
-    float sum = second ? part.y : part.x;
-    sum += __shfl_xor_sync(kAll, second ? part.x : part.y, 16);
+    const float2 part = dot8<2>(m, k);
+    float sum = part.x + __shfl_xor_sync(kAll, part.y, 16);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       m[i].x = gate.x * m[i].x;
@@ -136,24 +160,18 @@ __device__ __forceinline__ void batch(const Stage<kGroup>& stage, int first, int
     sum += __shfl_xor_sync(kAll, sum, 2);
     const float own = gate.y * fmaf(-gate.x, sum, value);
     const float other = __shfl_xor_sync(kAll, own, 16);
-    const float2 delta{second ? other : own, second ? own : other};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      m[i].x = fmaf(k[i], delta.x, m[i].x);
-      m[i].y = fmaf(k[i], delta.y, m[i].y);
+      m[i].x = fmaf(k[i], own, m[i].x);
+      m[i].y = fmaf(k[i], other, m[i].y);
     }
-    o[t] = dot8(m, q);
+    o[t] = dot8<1>(m, q);
   }
-  // Sixteen sums over sixteen lanes: each round halves what a lane holds, and lane bits 16, 8, 4
-  // end up as the token, bit 2 as the column.
+  // Each round halves what a lane holds: first the columns part, then the tokens, until lane bits
+  // 8, 4, 2 are the token.
   float sums[kBatch];
 #pragma unroll
-  for (int t = 0; t < kBatch / 2; ++t) {
-    const float2 keep = second ? o[t + 4] : o[t];
-    const float2 give = second ? o[t] : o[t + 4];
-    sums[2 * t] = keep.x + __shfl_xor_sync(kAll, give.x, 16);
-    sums[2 * t + 1] = keep.y + __shfl_xor_sync(kAll, give.y, 16);
-  }
+  for (int t = 0; t < kBatch; ++t) sums[t] = o[t].x + __shfl_xor_sync(kAll, o[t].y, 16);
 #pragma unroll
   for (int bit = 8; bit > 1; bit >>= 1) {
     const bool upper = (at.lane & bit) != 0;
@@ -164,8 +182,8 @@ __device__ __forceinline__ void batch(const Stage<kGroup>& stage, int first, int
       sums[i] = keep + __shfl_xor_sync(kAll, give, bit);
     }
   }
-  const int token = at.lane >> 2;
-  if (kFull || token < n) out[(first + token) * out_stride + ((at.lane >> 1) & 1)] = sums[0];
+  const int token = (at.lane >> 1) & 7;
+  if (kFull || token < n) out[(first + token) * out_stride] = sums[0];
 }
 
 template <int kGroup>
@@ -179,18 +197,20 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
   const int key_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x >> 5);
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const Place at{lane, warp / kWarpsHead, (warp % kWarpsHead) * 4 + 2 * (lane & 1),
-                 4 * (lane >> 1)};
+  const bool second = (lane & 16) != 0;
+  const Place at{lane, warp / kWarpsHead,
+                 (warp % kWarpsHead) * 4 + 2 * (lane & 1) + (second ? 1 : 0), 4 * (lane >> 1)};
 
   const std::int64_t place =
       (static_cast<std::int64_t>(key_head * kGroup + at.head) * kHead + at.key) * kHead +
-      slice * kColumns + at.column;
-  float2 m[8];
+      slice * kColumns + (at.column & ~1);
+  float2 m[8];  // its keys; x of the column it keeps, y of the other
   if (segment.pos0 > 0) {
     const float* from = a.state + segment.state_in * a.dims.slot_stride + place;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      m[i] = *reinterpret_cast<const float2*>(from + (i % 4 + 64 * (i / 4)) * kHead);
+      const float2 pair = *reinterpret_cast<const float2*>(from + (i % 4 + 64 * (i / 4)) * kHead);
+      m[i] = second ? float2{pair.y, pair.x} : pair;
     }
   } else {
 #pragma unroll
@@ -198,7 +218,8 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
   }
   wait_for_previous();  // the state is older than the step's projections
   if (segment.rows <= kBatch) let_next_start();
-  fetch(stages[0], a, segment.row0, min(kStage, segment.rows), key_head, slice);
+  const Fetcher<kGroup> fetcher(a, segment.row0, key_head, slice);
+  fetcher.run(stages[0], a, 0, min(kStage, segment.rows));
   cp_async_commit();
 
   const std::int64_t out_stride = static_cast<std::int64_t>(a.dims.v_heads) * kHead;
@@ -210,8 +231,7 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
     cp_async_wait<0>();
     __syncthreads();  // tokens are here, and all warps have left the other buffer
     if (t0 + kStage < segment.rows) {
-      fetch(stages[buffer ^ 1], a, segment.row0 + t0 + kStage,
-            min(kStage, segment.rows - t0 - kStage), key_head, slice);
+      fetcher.run(stages[buffer ^ 1], a, t0 + kStage, min(kStage, segment.rows - t0 - kStage));
       cp_async_commit();
     }
     for (int first = 0; first < n; first += kBatch) {
@@ -227,7 +247,8 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
   float* to = a.state + segment.state_out * a.dims.slot_stride + place;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    *reinterpret_cast<float2*>(to + (i % 4 + 64 * (i / 4)) * kHead) = m[i];
+    *reinterpret_cast<float2*>(to + (i % 4 + 64 * (i / 4)) * kHead) =
+        second ? float2{m[i].y, m[i].x} : m[i];
   }
 }
 
