@@ -39,12 +39,12 @@ std::unique_ptr<HostGraph> HostCapture::finish() {
   for (const auto& [stream, tail] : tails_) {
     for (std::uint32_t node : tail) {
       if (joined[node]) continue;
-      const StreamId origin = origin_;
-      const std::string last = name_of(graph_->nodes[node].work);
+      const LogicError error("capture of stream " + std::to_string(origin_) +
+                             " ends with unjoined work: stream " + std::to_string(stream) +
+                             " (last node: " + name_of(graph_->nodes[node].work) +
+                             ") must be joined back by an event");
       abort();
-      throw LogicError("capture of stream " + std::to_string(origin) +
-                       " ends with unjoined work: stream " + std::to_string(stream) +
-                       " (last node: " + last + ") must be joined back by an event");
+      throw error;
     }
   }
   for (std::size_t i = 0; i < predecessors_.size(); ++i) {

@@ -202,10 +202,10 @@ void HostScheduler::execute(const Work& work) noexcept {
         host::run(work.op, work.from, context_);
         break;
       case Work::Kind::kCopy:
-        std::memcpy(work.to, work.from, work.bytes);
+        if (work.bytes > 0) std::memcpy(work.to, work.from, work.bytes);
         break;
       case Work::Kind::kZero:
-        std::memset(work.to, 0, work.bytes);
+        if (work.bytes > 0) std::memset(work.to, 0, work.bytes);
         break;
       case Work::Kind::kWait:
       case Work::Kind::kReplay:

@@ -54,7 +54,9 @@ TEST(NgramHash, GivesTheRowsOfTheSpecification) {
     EXPECT_EQ(ids, want[s]);
   }
   TestStep bad = sequence({3, -1}, args.separator);
+  std::vector<std::int64_t> ids(2 * 16);
   args.step = bad.view();
+  args.ids = ids.data();
   EXPECT_THROW(host::ngram_hash(args, context), InputError);
 }
 

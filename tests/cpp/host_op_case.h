@@ -99,7 +99,8 @@ inline void expect_near(const std::vector<float>& got, const std::vector<double>
 // Bits, not values: NaN equals itself, -0 differs from 0.
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
