@@ -157,7 +157,8 @@ void bind_session(py::module_& m) {
            py::arg("lanes") = 1, py::arg("threads") = 0, py::arg("levels") = 32258,
            py::arg("seed") = 0, py::arg("isa") = "auto", py::arg("graphs") = true,
            py::arg("chunk") = 512, py::arg("prefix_snapshots") = 8, py::arg("memory_limit") = 0,
-           py::arg("token_limit") = 0, py::arg("taps") = false, py::arg("progress") = py::none())
+           py::arg("token_limit") = 0, py::arg("taps") = false,
+           py::arg("capabilities") = std::vector<std::string>{}, py::arg("progress") = py::none())
       .def_property_readonly("shape", [](PySession& s) { return shape_dict(s.session().shape()); })
       .def_property_readonly("window", [](PySession& s) { return s.session().options().window; })
       .def_property_readonly("lanes", [](PySession& s) { return s.session().options().lanes; })
