@@ -190,7 +190,8 @@ class Loader {
     }
     const auto row_bytes = static_cast<std::uint64_t>(table.row_bytes);
     const std::uint64_t table_bytes = static_cast<std::uint64_t>(table.rows) * row_bytes;
-    if (!in_place_ && table_bytes > options.ngram_device_bytes) return w;
+    w.host_gather = !in_place_ && table_bytes > options.ngram_device_bytes;
+    if (w.host_gather) return w;
     std::vector<const std::byte*> shards = table.shards;
     if (!in_place_) {
       std::int64_t left = table.rows;
@@ -250,25 +251,28 @@ class Loader {
   Placer& p_;
 };
 
-std::size_t count_bytes(const Checkpoint& checkpoint, bool in_place, const WeightOptions& options) {
+// Fills `w` without placing anything; returns the bytes of the arena.
+std::size_t count(const Checkpoint& checkpoint, bool in_place, const WeightOptions& options,
+                  Weights& w) {
   Placer counter;
-  Weights unused;
-  Loader(checkpoint, in_place, counter).load(unused, options);
+  Loader(checkpoint, in_place, counter).load(w, options);
   return counter.bytes();
 }
 
 }  // namespace
 
-std::size_t Weights::arena_bytes(const Checkpoint& checkpoint, Device& device,
-                                 const WeightOptions& options) {
-  return count_bytes(checkpoint, device.kind() == "host", options);
+Weights Weights::plan(const Checkpoint& checkpoint, Device& plan, const WeightOptions& options) {
+  Weights w;
+  const std::size_t bytes = count(checkpoint, plan.kind() == "host", options, w);
+  w.arena_ = Block(plan, Space::kDevice, bytes, "weights");
+  return w;
 }
 
 Weights Weights::load(const Checkpoint& checkpoint, Device& device, const WeightOptions& options,
                       const Progress& progress) {
   const bool in_place = device.kind() == "host";
   Weights w;
-  w.arena_ = Block(device, Space::kDevice, count_bytes(checkpoint, in_place, options), "weights");
+  w.arena_ = Block(device, Space::kDevice, count(checkpoint, in_place, options, w), "weights");
   Placer placer(device, w.arena_.as<std::byte>(), w.arena_.bytes(), progress);
   Loader(checkpoint, in_place, placer).load(w, options);
   placer.finish();

@@ -81,9 +81,9 @@ class Weights {
   // stage "weights" in bytes.
   static Weights load(const Checkpoint& checkpoint, Device& device, const WeightOptions& options,
                       const Progress& progress = {});
-  // Bytes of the arena that load() would allocate.
-  static std::size_t arena_bytes(const Checkpoint& checkpoint, Device& device,
-                                 const WeightOptions& options);
+  // The same views without memory behind them, for planning: shapes are right, addresses of placed
+  // parts are null. Allocates what load() would from `plan`.
+  static Weights plan(const Checkpoint& checkpoint, Device& plan, const WeightOptions& options);
 
   const std::byte* embedding = nullptr;  // bf16 (vocab, hidden)
   std::vector<LayerWeights> layers;

@@ -50,6 +50,8 @@ class Device {
   // After this, allocate() is a LogicError: nothing allocates once a session is open.
   virtual void seal() noexcept = 0;
   virtual std::vector<Allocated> allocations() const = 0;
+  // Bytes of `space` that may still be allocated, as far as the device can tell.
+  virtual std::size_t available(Space) const { return static_cast<std::size_t>(-1); }
 
   virtual StreamId create_stream() = 0;
   virtual void destroy_stream(StreamId stream) noexcept = 0;
@@ -76,6 +78,8 @@ class Device {
   virtual void abort_capture(StreamId stream) noexcept = 0;
   virtual void replay(GraphId graph, StreamId stream) = 0;
   virtual void destroy_graph(GraphId graph) noexcept = 0;
+  // Work items of a graph (kernels, copies), for reports; 0 where the device does not count them.
+  virtual std::size_t graph_nodes(GraphId) const { return 0; }
 
  protected:
   Device() = default;

@@ -81,7 +81,7 @@ void Engine::allocate(std::int32_t large_rows) {
   logits_host_ = Block(device_, Space::kPinned, outputs * row_bytes, "logits, host side");
   tokens_host_ =
       Block(device_, Space::kPinned, outputs * sizeof(std::int32_t), "tokens, host side");
-  if (weights_.ple && weights_.ple->shards == nullptr) {
+  if (weights_.ple && weights_.ple->host_gather) {
     packed_host_ = Block(device_, Space::kPinned,
                          static_cast<std::size_t>(large_rows) *
                              static_cast<std::size_t>(shape_.ngram_heads()) *

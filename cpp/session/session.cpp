@@ -2,6 +2,7 @@
 
 #include "cpp/device/cuda_device.h"
 #include "cpp/device/host_device.h"
+#include "cpp/device/plan_device.h"
 
 #include <algorithm>
 #include <charconv>
@@ -82,23 +83,53 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
                      " positions; choose a window in that range");
   }
   s->open_device();
-  WeightOptions weight_options;
-  weight_options.rope_positions = o.window;
-  s->weights_ = std::make_unique<Weights>(
-      Weights::load(s->checkpoint_, *s->device_, weight_options, progress));
-  EngineOptions engine_options;
-  engine_options.lanes = o.lanes;
-  engine_options.window = o.window;
-  engine_options.chunk = o.chunk;
-  engine_options.levels = o.levels;
-  engine_options.token_limit = o.token_limit;
-  engine_options.graphs = o.graphs;
-  engine_options.snapshots = o.snapshots;
-  engine_options.taps = o.taps;
-  s->engine_ = std::make_unique<Engine>(*s->device_, s->checkpoint_, *s->weights_, engine_options);
+  WeightOptions weights;
+  weights.rope_positions = o.window;
+  EngineOptions engine;
+  engine.lanes = o.lanes;
+  engine.window = o.window;
+  engine.chunk = o.chunk;
+  engine.levels = o.levels;
+  engine.token_limit = o.token_limit;
+  engine.graphs = o.graphs;
+  engine.snapshots = o.snapshots;
+  engine.taps = o.taps;
+  s->plan_memory(weights, engine);
+  s->weights_ =
+      std::make_unique<Weights>(Weights::load(s->checkpoint_, *s->device_, weights, progress));
+  s->engine_ = std::make_unique<Engine>(*s->device_, s->checkpoint_, *s->weights_, engine);
   s->scheduler_ = std::make_unique<Scheduler>(*s->engine_);
   s->device_->seal();
   return s;
+}
+
+// Builds everything once on a device that only counts, and refuses with every part and the sum what
+// does not fit.
+void Session::plan_memory(const WeightOptions& weights, EngineOptions engine) const {
+  PlanDevice plan(*device_);
+  engine.graphs = false;
+  const Weights planned = Weights::plan(checkpoint_, plan, weights);
+  const Engine counted(plan, checkpoint_, planned, engine);
+  std::size_t sum = 0, on_device = 0;
+  std::string parts;
+  for (const Allocated& part : plan.allocations()) {
+    sum += part.bytes;
+    if (part.space == Space::kDevice) on_device += part.bytes;
+    parts += "\n  " + part.what + " (" + to_string(part.space) +
+             "): " + std::to_string(part.bytes) + " bytes";
+  }
+  const std::size_t limit =
+      options_.memory_limit > 0 ? options_.memory_limit : static_cast<std::size_t>(-1);
+  // A limit is on everything the host device takes, and on device memory where there is some.
+  const bool host = device_->kind() == "host";
+  const std::size_t needed = host ? sum : on_device;
+  const std::size_t room = std::min(limit, device_->available(Space::kDevice));
+  if (needed <= room) return;
+  throw OutOfMemory(host ? "host" : "device", needed,
+                    "the session needs " + std::to_string(needed) + " bytes of " +
+                        (host ? "host" : "device") + " memory and may take " +
+                        std::to_string(room) + "; its parts are" + parts +
+                        "\nLower window, lanes, chunk or prefix_snapshots, or raise memory_limit.");
 }
 
 void Session::open_device() {

@@ -74,6 +74,7 @@ class Session {
  private:
   Session(Checkpoint checkpoint, SessionOptions options);
   void open_device();
+  void plan_memory(const WeightOptions& weights, EngineOptions engine) const;
   void open_cuda(int ordinal);
   void open_host();
   template <class Call>
