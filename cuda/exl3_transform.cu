@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_digits(std::int8_t* block, std::uint32_t b
 
 // Blocks of 128 inputs: warp w takes w, w + warps, ..., at most kBlocks of them.
 template <int kBlocks>
-__global__ void __launch_bounds__(kBlocks == 1 ? 1024 : 512)
+__global__ void __launch_bounds__(kBlocks <= 2 ? 1024 : 512)
     transform_kernel(const __grid_constant__ TransformJobs jobs) {
   pdl_wait();
   pdl_trigger();
