@@ -26,7 +26,7 @@ __device__ __forceinline__ void store(const ProductArgs& args, int v, int row, i
 }
 
 // Block (m-tile of 16 weight rows, slice); warp w has chunk w of the slice.
-__global__ void __launch_bounds__(512) decode_kernel(const ProductArgs args) {
+__global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) {
   __shared__ float parts[16][16][kDecodeRows];
   pdl_trigger();
   const int tid = static_cast<int>(threadIdx.x);
@@ -171,7 +171,7 @@ DenseSpace dense_space(const DenseArgs& args) {
   space.group = std::min(args.rows.max, kGroupRows);
   const std::size_t group = static_cast<std::size_t>(space.group);
   std::size_t at = 0;
-  if (args.rows.max > kDecodeRows) {
+  if (args.rows.max > kMaxDecodeRows) {
     space.hi = at;
     at += align_up(group * static_cast<std::size_t>(in) * 2);
     space.lo = at;
@@ -225,14 +225,15 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
   }
   const bool joined = split_k(product.w.in).slices > 1;
   product.partial = joined ? reinterpret_cast<float*>(work + space.partial) : nullptr;
-  const bool decode = args.rows.max <= kDecodeRows;
+  const bool decode = args.rows.max <= kMaxDecodeRows;
+  const int step = decode ? kDecodeRows : kGroupRows;
   if (!decode) {
     product.planes = {reinterpret_cast<std::uint16_t*>(work + space.hi),
                       reinterpret_cast<std::uint16_t*>(work + space.lo)};
   }
-  for (int row0 = 0; row0 < args.rows.max; row0 += kGroupRows) {
+  for (int row0 = 0; row0 < args.rows.max; row0 += step) {
     product.row0 = row0;
-    product.group = std::min(args.rows.max - row0, kGroupRows);
+    product.group = std::min(args.rows.max - row0, step);
     const unsigned rows = static_cast<unsigned>(product.group);
     if (decode) {
       product.x = args.x;

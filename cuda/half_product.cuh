@@ -26,8 +26,9 @@ namespace flashnext::cuda {
 inline constexpr int kBlockK = 32;
 inline constexpr int kChunkBlocks = 5;
 inline constexpr int kChunkK = kBlockK * kChunkBlocks;
-inline constexpr int kDecodeRows = 8;    // columns of one MMA
-inline constexpr int kGroupRows = 2048;  // rows that share a workspace at a time in the tile form
+inline constexpr int kDecodeRows = 8;      // columns of one MMA
+inline constexpr int kMaxDecodeRows = 32;  // more rows than these take the tile form
+inline constexpr int kGroupRows = 2048;    // rows that share a workspace at a time in the tile form
 inline constexpr float kSplitScale = 16.0f;
 inline constexpr float kSplitUnscale = 1.0f / 16.0f;
 
@@ -108,22 +109,29 @@ __device__ __forceinline__ void split8(const float4& a, const float4& b, uint4& 
 __device__ __forceinline__ void mma(float (&c)[4], std::uint32_t a0, std::uint32_t a1,
                                     std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
                                     std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// One block of k. `top` and `bottom`: weights of rows g and g + 8; `hi`, `lo`: activation row g;
-// all at k = 8t .. 8t+7, with g = lane / 4 and t = lane % 4. c: (g, 2t), (g, 2t+1), (g+8, 2t),
-// (g+8, 2t+1).
+// Four MMAs make one block of k; `part` numbers them. `top` and `bottom`: weights of rows g and g +
+// 8; `hi`, `lo`: activation row g; all at k = 8t .. 8t+7, with g = lane / 4 and t = lane % 4. c:
+// (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+__device__ __forceinline__ void mma_part(float (&c)[4], int part, const uint4& top,
+                                         const uint4& bottom, const uint4& hi, const uint4& lo) {
+  const uint4& b = part % 2 == 0 ? hi : lo;
+  if (part < 2) {
+    mma(c, top.x, bottom.x, top.y, bottom.y, b.x, b.y);
+  } else {
+    mma(c, top.z, bottom.z, top.w, bottom.w, b.z, b.w);
+  }
+}
+
 __device__ __forceinline__ void mma_block(float (&c)[4], const uint4& top, const uint4& bottom,
                                           const uint4& hi, const uint4& lo) {
-  mma(c, top.x, bottom.x, top.y, bottom.y, hi.x, hi.y);
-  mma(c, top.x, bottom.x, top.y, bottom.y, lo.x, lo.y);
-  mma(c, top.z, bottom.z, top.w, bottom.w, hi.z, hi.w);
-  mma(c, top.z, bottom.z, top.w, bottom.w, lo.z, lo.w);
+#pragma unroll
+  for (int part = 0; part < 4; ++part) mma_part(c, part, top, bottom, hi, lo);
 }
 
 // A weight read once: not kept in L1.
@@ -232,13 +240,25 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
       for (int half = 0; half < 2; ++half)
         a[i][half] =
             *reinterpret_cast<const uint4*>(stage + a_offset + (16 * i + 8 * half) * kBlockK * 2);
+        // Pairs of n-tiles: four chains advance together, each in mma_block's order.
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint4 hi = *reinterpret_cast<const uint4*>(stage + b_offset + 8 * j * kBlockK * 2);
-      const uint4 lo =
-          *reinterpret_cast<const uint4*>(stage + b_offset + (kTileN + 8 * j) * kBlockK * 2);
+    for (int pair = 0; pair < 4; pair += 2) {
+      uint4 hi[2];
+      uint4 lo[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) mma_block(acc[i][j], a[i][0], a[i][1], hi, lo);
+      for (int j = 0; j < 2; ++j) {
+        const char* at = stage + b_offset + 8 * (pair + j) * kBlockK * 2;
+        hi[j] = *reinterpret_cast<const uint4*>(at);
+        lo[j] = *reinterpret_cast<const uint4*>(at + kTileN * kBlockK * 2);
+      }
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            mma_part(acc[i][pair + j], part, a[i][0], a[i][1], hi[j], lo[j]);
+      }
     }
     if ((step + 1) % kChunkBlocks == 0 || step + 1 == steps) {
 #pragma unroll

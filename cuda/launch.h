@@ -21,22 +21,33 @@ __device__ __forceinline__ void pdl_trigger() {
 }
 #endif
 
-// Launches kernel<<<grid, block, smem, stream>>>(args...) so that it may overlap its predecessor's
-// end. Only for kernels that call pdl_wait(); others use <<<>>>, which waits by itself.
+// Launches kernel<<<grid, block, smem, stream>>>(args...) in clusters, so that it may overlap its
+// predecessor's end. Only for kernels that call pdl_wait(); others use <<<>>>, which waits by
+// itself.
 template <class... Params, class... Args>
-void launch_pdl(cudaStream_t stream, void (*kernel)(Params...), dim3 grid, dim3 block,
-                std::size_t smem, const Args&... args) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_pdl_cluster(cudaStream_t stream, void (*kernel)(Params...), dim3 grid, dim3 block,
+                        std::size_t smem, dim3 cluster, const Args&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster.x;
+  attributes[1].val.clusterDim.y = cluster.y;
+  attributes[1].val.clusterDim.z = cluster.z;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = smem;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
   FN_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+}
+
+template <class... Params, class... Args>
+void launch_pdl(cudaStream_t stream, void (*kernel)(Params...), dim3 grid, dim3 block,
+                std::size_t smem, const Args&... args) {
+  launch_pdl_cluster(stream, kernel, grid, block, smem, dim3(1), args...);
 }
 
 // More than 48 KB of dynamic shared memory needs this once a kernel and device.

@@ -6,6 +6,8 @@
 #include "cuda/launch.h"
 #include "cuda/rows.h"
 
+#include <cmath>
+
 namespace flashnext::cuda {
 
 namespace {
@@ -16,8 +18,14 @@ constexpr unsigned kAll = 0xFFFFFFFFu;
 
 // A warp a row; lane j holds experts j, j + 32, ..: the 32 partial sums of the softmax are its
 // lanes.
+//
+// The top_k-th largest of the lanes' best probabilities is reached by at least top_k experts, so
+// that the experts which reach it (few, unless many tie) hold the answer; each finds its place by
+// counting.
 template <int kPerLane>
 __global__ void __launch_bounds__(32) route_kernel(const RouteArgs args) {
+  __shared__ unsigned long long candidates[32 * kPerLane];
+  __shared__ float chosen[kMaxTopK];
   pdl_trigger();
   pdl_wait();
   const int row = static_cast<int>(blockIdx.x);
@@ -28,81 +36,82 @@ __global__ void __launch_bounds__(32) route_kernel(const RouteArgs args) {
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int id = lane + 32 * i;
-    p[i] = id < args.experts ? logits[id] : 0.0f;
+    p[i] = id < args.experts ? logits[id] : -INFINITY;
   }
-  // The largest logit; a comparison with NaN is false and keeps what is there, as a scan from logit
-  // 0 on does unless that one is NaN itself (then every probability is NaN).
+  // The largest logit, as a scan from logit 0 on finds it: NaN is passed over, unless it comes
+  // first.
   float top = __shfl_sync(kAll, p[0], 0);
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < args.experts && p[i] > top) top = p[i];
-  }
+  for (int i = 0; i < kPerLane; ++i) top = p[i] > top ? p[i] : top;
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) {
     const float other = __shfl_xor_sync(kAll, top, d);
-    if (other > top) top = other;
+    top = other > top ? other : top;
   }
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < args.experts) {
-      p[i] = math::exp(p[i] - top);
-      total += p[i];
-    }
+    p[i] = math::exp(p[i] - top);
+    if (lane + 32 * i < args.experts) total += p[i];
   }
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(kAll, total, d);
 
-  // Keys order as probabilities do; NaN below everything, 0 for a taken or absent one.
-  std::uint32_t best = 0;
-  int best_at = 0;
+  // Keys order as probabilities do, NaN below all; 0 is no expert.
   std::uint32_t key[kPerLane];
+  std::uint32_t best = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    key[i] = 0;
-    if (lane + 32 * i < args.experts) {
-      p[i] = math::div(p[i], total);
-      key[i] = p[i] == p[i] ? __float_as_uint(p[i]) + 2u : 1u;
-      if (key[i] > best) {
-        best = key[i];
-        best_at = i;
-      }
-    }
+    p[i] = math::div(p[i], total);
+    key[i] = p[i] == p[i] ? __float_as_uint(p[i]) + 2u : 1u;
+    if (lane + 32 * i >= args.experts) key[i] = 0;
+    best = key[i] > best ? key[i] : best;
   }
+  std::uint32_t threshold = 1;
+  if (args.top_k <= 32) {
+    int place = 0;
+#pragma unroll
+    for (int other = 0; other < 32; ++other) {
+      const std::uint32_t b = __shfl_sync(kAll, best, other);
+      place += b > best || (b == best && other < lane) ? 1 : 0;
+    }
+    const unsigned holder = __ballot_sync(kAll, place == args.top_k - 1);
+    const std::uint32_t reached = __shfl_sync(kAll, best, __ffs(static_cast<int>(holder)) - 1);
+    threshold = reached > 0 ? reached : 1;
+  }
+  // Larger is earlier: probability first, then the lower id.
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const bool in = key[i] >= threshold;
+    const unsigned lanes = __ballot_sync(kAll, in);
+    if (in) {
+      candidates[count + __popc(lanes & ((1u << lane) - 1u))] =
+          (static_cast<unsigned long long>(key[i]) << 32) |
+          (kAll - static_cast<unsigned>(lane + 32 * i));
+    }
+    count += __popc(lanes);
+  }
+  __syncwarp();
   std::int32_t* ids = args.ids + static_cast<std::size_t>(row) * args.top_k;
-  float* weights = args.weights + static_cast<std::size_t>(row) * args.top_k;
-  // Slot s is kept by lane s % 32.
-  float kept[kMaxTopK / 32];
-  float sum = 0.0f;
-  for (int s = 0; s < args.top_k; ++s) {
-    const std::uint32_t most = __reduce_max_sync(kAll, best);
-    const unsigned id =
-        __reduce_min_sync(kAll, best == most ? static_cast<unsigned>(lane + 32 * best_at) : kAll);
-    float weight = 0.0f;
-    if (static_cast<int>(id % 32) == lane) {
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        if (i == best_at) {
-          weight = p[i];
-          key[i] = 0;
-        }
-      }
-      best = 0;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        if (key[i] > best) {
-          best = key[i];
-          best_at = i;
-        }
-      }
-      ids[s] = static_cast<std::int32_t>(id);
+  for (int i = lane; i < count; i += 32) {
+    const unsigned long long mine = candidates[i];
+    int place = 0;
+    for (int other = 0; other < count; ++other) place += candidates[other] > mine ? 1 : 0;
+    if (place < args.top_k) {
+      ids[place] = static_cast<std::int32_t>(kAll - static_cast<unsigned>(mine));
+      const std::uint32_t bits = static_cast<std::uint32_t>(mine >> 32);
+      chosen[place] = bits >= 2u ? __uint_as_float(bits - 2u) : NAN;
     }
-    weight = __shfl_sync(kAll, weight, static_cast<int>(id % 32));
-    sum = sum + weight;
-    if (s % 32 == lane) kept[s / 32] = weight;
   }
-  if (args.normalise == 0) sum = 1.0f;
-  for (int s = lane; s < args.top_k; s += 32) weights[s] = math::div(kept[s / 32], sum);
+  __syncwarp();
+  float sum = 1.0f;
+  if (args.normalise != 0) {
+    sum = 0.0f;
+    for (int s = 0; s < args.top_k; ++s) sum = sum + chosen[s];
+  }
+  float* weights = args.weights + static_cast<std::size_t>(row) * args.top_k;
+  for (int s = lane; s < args.top_k; s += 32) weights[s] = math::div(chosen[s], sum);
 }
 
 // A thread four channels.

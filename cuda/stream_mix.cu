@@ -1,14 +1,12 @@
 // Residual streams: embed, residual, and the gated mix of one site (spec/model.md 2).
 //
 // mix, per group of rows: norm (pending residual, RMS, planes of the normed stack) -> down and
-// inject (half_product.cuh, partial sums a slice) -> up, gates and x. At most 8 rows: the last
-// kernel joins the slices itself; more: a join kernel makes the planes of the hidden row first.
-// Same arithmetic.
+// inject (half_product.cuh, partial sums a slice) -> hidden (joins the slices) -> up, gates and x.
+// Up to 32 rows go in groups of 8 through mix_decode.cu, where the real dimensions take two
+// kernels. Same arithmetic.
 #include "cpp/base/errors.h"
-#include "cpp/base/math.h"
-#include "cuda/half_product.cuh"
 #include "cuda/kernels.h"
-#include "cuda/reduce.h"
+#include "cuda/mix.cuh"
 
 #include <algorithm>
 #include <utility>
@@ -16,36 +14,6 @@
 namespace flashnext::cuda {
 
 namespace {
-
-constexpr int kMaxStreams = 8;
-constexpr int kNormThreads = 256;
-
-struct MixParams {
-  RowCount rows;
-  std::int32_t row0;   // first row of the group
-  std::int32_t group;  // rows of the group at most
-  const std::int32_t* pick;
-  float* streams;            // (input rows, S, D)
-  const float* pending_inj;  // (rows, S) or null
-  const float* pending_y;    // (rows, D) or null
-  const float* norm;         // (S * D)
-  const std::uint16_t* up;   // fp16 (S * D, rank)
-  float* x;                  // (rows, D)
-  float* inj;                // (rows, S) or null
-  Planes stack;              // (group, S * D): normed streams
-  const float* partial;      // (slices, group, width)
-  Planes hidden;             // (group, rank), more than 8 rows only
-  float eps;
-  std::int32_t num_streams;
-  std::int32_t dim;
-  std::int32_t rank;
-  std::int32_t width;  // rank, and num_streams more with injection
-  std::int32_t slices;
-};
-
-__device__ __forceinline__ int group_rows(const MixParams& p) {
-  return min(rows_now(p.rows) - p.row0, p.group);
-}
 
 __device__ __forceinline__ float joined(const MixParams& p, int row, int v) {
   float total = 0.0f;
@@ -56,21 +24,13 @@ __device__ __forceinline__ float joined(const MixParams& p, int row, int v) {
                            static_cast<std::size_t>(p.width) +
                        static_cast<std::size_t>(v)];
   }
-  return total * kSplitUnscale;
-}
-
-__device__ __forceinline__ float hidden_value(const MixParams& p, int row, int v) {
-  return math::silu(joined(p, row, v) / static_cast<float>(p.num_streams));
-}
-
-__device__ __forceinline__ float inject_value(const MixParams& p, int row, int h) {
-  return 2.0f * math::sigmoid(joined(p, row, p.rank + h) / static_cast<float>(p.num_streams));
+  return total;
 }
 
 // Block (row, stream).
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
   extern __shared__ float stream[];  // (dim)
-  __shared__ float parts[kNormThreads / 32];
+  __shared__ float parts[kMaxPieces][kNormThreads / 32];
   pdl_trigger();
   pdl_wait();
   const int row = static_cast<int>(blockIdx.x);
@@ -88,33 +48,41 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
     y = p.pending_y + static_cast<std::size_t>(out_row) * dim;
     inj = p.pending_inj[out_row * p.num_streams + h];
   }
-  float squares = 0.0f;
-  for (int c = static_cast<int>(threadIdx.x) * 4; c < p.dim; c += 4 * kNormThreads) {
-    float4 v = *reinterpret_cast<const float4*>(s + c);
-    if (y != nullptr) {
-      const float4 add = *reinterpret_cast<const float4*>(y + c);
-      v = {v.x + inj * add.x, v.y + inj * add.y, v.z + inj * add.z, v.w + inj * add.w};
-      *reinterpret_cast<float4*>(s + c) = v;
+  // Squares in pieces, warps in order within a piece, pieces in order: as stack_kernel.
+  const int tid = static_cast<int>(threadIdx.x);
+  const int pieces = (p.dim + kPiece - 1) / kPiece;
+  for (int piece = 0; piece < pieces; ++piece) {
+    const int end = min(p.dim, (piece + 1) * kPiece);
+    float squares = 0.0f;
+    for (int c = piece * kPiece + 4 * tid; c < end; c += 4 * kNormThreads) {
+      float4 v = *reinterpret_cast<const float4*>(s + c);
+      if (y != nullptr) {
+        v = add_scaled(v, inj, *reinterpret_cast<const float4*>(y + c));
+        *reinterpret_cast<float4*>(s + c) = v;
+      }
+      *reinterpret_cast<float4*>(stream + c) = v;
+      squares = add_squares(squares, v);
     }
-    *reinterpret_cast<float4*>(stream + c) = v;
-    squares += v.x * v.x;
-    squares += v.y * v.y;
-    squares += v.z * v.z;
-    squares += v.w * v.w;
+    squares = warp_sum(squares);
+    if (tid % 32 == 0) parts[piece][tid / 32] = squares;
   }
-  const float r = math::rsqrt(block_sum(squares, parts) / static_cast<float>(p.dim) + p.eps);
+  __syncthreads();
+  float total = 0.0f;
+  for (int piece = 0; piece < pieces; ++piece) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kNormThreads / 32; ++w) squares += parts[piece][w];
+    total += squares;
+  }
+  const float r = math::rsqrt(math::div(total, static_cast<float>(p.dim)) + p.eps);
   const std::size_t to = static_cast<std::size_t>(row) * stack + offset;
-  for (int c = static_cast<int>(threadIdx.x) * 4; c < p.dim; c += 4 * kNormThreads) {
-    const float4 v = *reinterpret_cast<const float4*>(stream + c);
-    const float4 w = *reinterpret_cast<const float4*>(p.norm + offset + c);
-    std::uint16_t hi[4];
-    std::uint16_t lo[4];
-    split(v.x * r * w.x, hi[0], lo[0]);
-    split(v.y * r * w.y, hi[1], lo[1]);
-    split(v.z * r * w.z, hi[2], lo[2]);
-    split(v.w * r * w.w, hi[3], lo[3]);
-    *reinterpret_cast<uint2*>(p.stack.hi + to + c) = {pack(hi[0], hi[1]), pack(hi[2], hi[3])};
-    *reinterpret_cast<uint2*>(p.stack.lo + to + c) = {pack(lo[0], lo[1]), pack(lo[2], lo[3])};
+  for (int piece = 0; piece < pieces; ++piece) {
+    const int end = min(p.dim, (piece + 1) * kPiece);
+    for (int c = piece * kPiece + 4 * tid; c < end; c += 4 * kNormThreads) {
+      store_normed(*reinterpret_cast<const float4*>(stream + c), r,
+                   *reinterpret_cast<const float4*>(p.norm + offset + c), p.stack.hi + to + c,
+                   p.stack.lo + to + c);
+    }
   }
 }
 
@@ -128,99 +96,10 @@ __device__ __forceinline__ float gated_mean(const MixParams& p, int row, int c, 
   for (int h = 0; h < p.num_streams; ++h, at += dim) {
     x += math::sigmoid(gate(h)) * unsplit(p.stack.hi[at], p.stack.lo[at]);
   }
-  return x / static_cast<float>(p.num_streams);
+  return math::div(x, static_cast<float>(p.num_streams));
 }
 
-// At most 8 rows. Block: 16 channels of every stream, a warp a stream.
-__global__ void __launch_bounds__(32 * kMaxStreams) up_decode_kernel(const MixParams p) {
-  extern __shared__ __align__(16) std::uint16_t hidden[];  // hi then lo: (kDecodeRows, stride)
-  __shared__ float gates[kMaxStreams][16][kDecodeRows + 1];
-  constexpr int kAhead = 2;  // chunks whose weights are fetched before the wait
-  pdl_trigger();
-  const int tid = static_cast<int>(threadIdx.x);
-  const int lane = tid % 32;
-  const int h = tid / 32;
-  const int g = lane / 4;
-  const int t = lane % 4;
-  const int c0 = static_cast<int>(blockIdx.x) * 16;
-  const int chunks = split_k(p.rank).chunks;
-  const auto weight_row = [&](int m) -> const std::uint16_t* {
-    return c0 + m < p.dim ? p.up + (static_cast<std::size_t>(h) * static_cast<std::size_t>(p.dim) +
-                                    static_cast<std::size_t>(c0 + m)) *
-                                       static_cast<std::size_t>(p.rank)
-                          : nullptr;
-  };
-  const std::uint16_t* top_row = weight_row(g);
-  const std::uint16_t* bottom_row = weight_row(g + 8);
-  uint4 top[kAhead][kChunkBlocks];
-  uint4 bottom[kAhead][kChunkBlocks];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    load_chunk(i < chunks ? top_row : nullptr, i < chunks ? bottom_row : nullptr, p.rank,
-               i * kChunkK, t, top[i], bottom[i]);
-  }
-  pdl_wait();
-  const int rows = group_rows(p);
-  if (rows <= 0) return;
-
-  // Rows of 2 * stride bytes with stride * 2 % 128 == 64: the fragments' reads meet no bank twice.
-  const int stride = (p.rank + 63) / 64 * 64 + 32;
-  std::uint16_t* hidden_lo = hidden + kDecodeRows * stride;
-  const int threads = static_cast<int>(blockDim.x);
-  for (int i = tid; i < rows * p.rank; i += threads) {
-    const int row = i / p.rank;
-    const int j = i % p.rank;
-    split(hidden_value(p, row, j), hidden[row * stride + j], hidden_lo[row * stride + j]);
-  }
-  if (p.inj != nullptr && blockIdx.x == 0) {
-    for (int i = tid; i < rows * p.num_streams; i += threads) {
-      p.inj[p.row0 * p.num_streams + i] = inject_value(p, i / p.num_streams, i % p.num_streams);
-    }
-  }
-  __syncthreads();
-
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  const auto add_chunk = [&](int chunk, const uint4(&a)[kChunkBlocks],
-                             const uint4(&b)[kChunkBlocks]) {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < kChunkBlocks; ++i) {
-      const int k = chunk * kChunkK + i * kBlockK + 8 * t;
-      uint4 hi = {0, 0, 0, 0};
-      uint4 lo = {0, 0, 0, 0};
-      if (g < rows && k < p.rank) {
-        hi = *reinterpret_cast<const uint4*>(hidden + g * stride + k);
-        lo = *reinterpret_cast<const uint4*>(hidden_lo + g * stride + k);
-      }
-      mma_block(c, a[i], b[i], hi, lo);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sum[e] += c[e];
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (i < chunks) add_chunk(i, top[i], bottom[i]);
-  }
-  for (int i = kAhead; i < chunks; ++i) {
-    load_chunk(top_row, bottom_row, p.rank, i * kChunkK, t, top[0], bottom[0]);
-    add_chunk(i, top[0], bottom[0]);
-  }
-  gates[h][g][2 * t] = sum[0] * kSplitUnscale;
-  gates[h][g][2 * t + 1] = sum[1] * kSplitUnscale;
-  gates[h][g + 8][2 * t] = sum[2] * kSplitUnscale;
-  gates[h][g + 8][2 * t + 1] = sum[3] * kSplitUnscale;
-  __syncthreads();
-  for (int i = tid; i < 16 * rows; i += threads) {
-    const int c = i % 16;
-    const int row = i / 16;
-    if (c0 + c >= p.dim) continue;
-    p.x[static_cast<std::size_t>(p.row0 + row) * static_cast<std::size_t>(p.dim) +
-        static_cast<std::size_t>(c0 + c)] =
-        gated_mean(p, row, c0 + c, [&](int s) { return gates[s][c][row]; });
-  }
-}
-
-// More than 8 rows: planes of the hidden row, and inj. Block: a row.
+// Joins the slices: planes of the hidden row, and inj. Block: a row.
 __global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
   pdl_trigger();
   pdl_wait();
@@ -228,15 +107,16 @@ __global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
   if (row >= group_rows(p)) return;
   const std::size_t to = static_cast<std::size_t>(row) * static_cast<std::size_t>(p.rank);
   for (int v = static_cast<int>(threadIdx.x); v < p.width; v += static_cast<int>(blockDim.x)) {
+    const float total = joined(p, row, v);
     if (v < p.rank) {
-      split(hidden_value(p, row, v), p.hidden.hi[to + v], p.hidden.lo[to + v]);
+      split(hidden_value(p, total), p.hidden.hi[to + v], p.hidden.lo[to + v]);
     } else {
-      p.inj[(p.row0 + row) * p.num_streams + v - p.rank] = inject_value(p, row, v - p.rank);
+      p.inj[(p.row0 + row) * p.num_streams + v - p.rank] = inject_value(p, total);
     }
   }
 }
 
-// More than 8 rows. Block (n-tile, channels): 128 / S channels of every stream.
+// Block (n-tile, channels): 128 / S channels of every stream.
 __global__ void __launch_bounds__(kTileThreads, 2) up_tile_kernel(const MixParams p) {
   extern __shared__ __align__(16) char smem[];
   pdl_trigger();
@@ -333,10 +213,13 @@ struct MixSpace {
   int slices;
 };
 
+// Rows that go through the kernels at a time.
+int group_size(int max_rows) { return max_rows <= kMaxDecodeRows ? kDecodeRows : kGroupRows; }
+
 MixSpace mix_space(const MixArgs& args) {
   MixSpace space{};
   const int stack = args.num_streams * args.dim;
-  space.group = std::min(args.rows.max, kGroupRows);
+  space.group = std::min(args.rows.max, group_size(args.rows.max));
   space.width = args.rank + (args.w.inject != nullptr ? args.num_streams : 0);
   space.slices = split_k(stack).slices;
   const std::size_t group = static_cast<std::size_t>(space.group);
@@ -346,10 +229,8 @@ MixSpace mix_space(const MixArgs& args) {
   space.stack_lo = take(group * static_cast<std::size_t>(stack) * 2);
   space.partial = take(static_cast<std::size_t>(space.slices) * group *
                        static_cast<std::size_t>(space.width) * sizeof(float));
-  if (args.rows.max > kDecodeRows) {
-    space.hidden_hi = take(group * static_cast<std::size_t>(args.rank) * 2);
-    space.hidden_lo = take(group * static_cast<std::size_t>(args.rank) * 2);
-  }
+  space.hidden_hi = take(group * static_cast<std::size_t>(args.rank) * 2);
+  space.hidden_lo = take(group * static_cast<std::size_t>(args.rank) * 2);
   space.bytes = at;
   return space;
 }
@@ -375,6 +256,7 @@ void residual(cudaStream_t stream, const ResidualArgs& args) {
 void mix(cudaStream_t stream, const MixArgs& args) {
   check(args.num_streams >= 1 && args.num_streams <= kMaxStreams && kTileM % args.num_streams == 0,
         "mix: 1, 2, 4 or 8 streams");
+  check(args.dim <= kPiece * kMaxPieces, "mix: dim");
   check(args.dim % 8 == 0 && args.rank % 8 == 0, "mix: dim and rank must be multiples of 8");
   check(args.pick == nullptr || args.pending_y == nullptr, "mix: pick excludes pending");
   if (args.rows.max <= 0) return;
@@ -382,7 +264,9 @@ void mix(cudaStream_t stream, const MixArgs& args) {
   check(args.workspace.bytes >= space.bytes, "mix: workspace too small");
   char* work = static_cast<char*>(args.workspace.data);
   const auto u16 = [&](std::size_t at) { return reinterpret_cast<std::uint16_t*>(work + at); };
-  const bool decode = args.rows.max <= kDecodeRows;
+  const bool decode = args.rows.max <= kMaxDecodeRows;
+  const bool fused = decode && fused_decode(args.num_streams, args.dim);
+  const int step = group_size(args.rows.max);
 
   MixParams p{};
   p.rows = args.rows;
@@ -396,13 +280,14 @@ void mix(cudaStream_t stream, const MixArgs& args) {
   p.inj = args.w.inject != nullptr ? args.inj : nullptr;
   p.stack = {u16(space.stack_hi), u16(space.stack_lo)};
   p.partial = reinterpret_cast<float*>(work + space.partial);
-  if (!decode) p.hidden = {u16(space.hidden_hi), u16(space.hidden_lo)};
+  p.hidden = {u16(space.hidden_hi), u16(space.hidden_lo)};
   p.eps = args.eps;
   p.num_streams = args.num_streams;
   p.dim = args.dim;
   p.rank = args.rank;
   p.width = space.width;
   p.slices = space.slices;
+  p.update = fused && args.pending_y != nullptr ? 1 : 0;
 
   ProductArgs product{};
   product.rows = args.rows;
@@ -415,21 +300,28 @@ void mix(cudaStream_t stream, const MixArgs& args) {
   product.planes = p.stack;
   product.partial = reinterpret_cast<float*>(work + space.partial);
 
-  for (int row0 = 0; row0 < args.rows.max; row0 += kGroupRows) {
+  p.down = product.w;
+
+  for (int row0 = 0; row0 < args.rows.max; row0 += step) {
     p.row0 = product.row0 = row0;
-    p.group = product.group = std::min(args.rows.max - row0, kGroupRows);
+    p.group = product.group = std::min(args.rows.max - row0, step);
     const unsigned rows = static_cast<unsigned>(p.group);
+    if (fused) {
+      mix_stack_decode(stream, p);
+      mix_up_decode(stream, p);
+      continue;
+    }
     launch_pdl(stream, norm_kernel, dim3(rows, static_cast<unsigned>(args.num_streams)),
                dim3(kNormThreads), static_cast<std::size_t>(args.dim) * sizeof(float), p);
     if (decode) {
       product_decode(stream, product);
-      const std::size_t hidden_row = static_cast<std::size_t>((args.rank + 63) / 64 * 64 + 32);
-      launch_pdl(stream, up_decode_kernel, dim3(static_cast<unsigned>(ceil_div(args.dim, 16))),
-                 dim3(static_cast<unsigned>(32 * args.num_streams)),
-                 2 * kDecodeRows * hidden_row * 2, p);
     } else {
       product_tiles(stream, product);
-      launch_pdl(stream, hidden_kernel, dim3(rows), dim3(256), 0, p);
+    }
+    launch_pdl(stream, hidden_kernel, dim3(rows), dim3(256), 0, p);
+    if (decode) {
+      mix_up_decode(stream, p);
+    } else {
       allow_smem(up_tile_kernel, kTileSmem);
       const dim3 grid(static_cast<unsigned>(ceil_div(p.group, kTileN)),
                       static_cast<unsigned>(ceil_div(args.dim, kTileM / args.num_streams)));

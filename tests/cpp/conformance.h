@@ -39,6 +39,7 @@ struct Placed {
   std::int32_t rows;
   std::int32_t max_rows;
   std::vector<Block>* workspaces;  // live until the work has run
+  bool prepare_only;  // allocate workspaces, launch nothing (nothing may inside a capture)
 
   template <class T>
   T* at(std::size_t i) const {
@@ -122,7 +123,7 @@ inline Results run(Device& device, const Case& c, const RunOptions& options = {}
   Stream stream(device);
   std::vector<Upload> uploads;
   std::vector<Block> workspaces;
-  Placed placed{&device, stream.id(), {}, nullptr, count, max_rows, &workspaces};
+  Placed placed{&device, stream.id(), {}, nullptr, count, max_rows, &workspaces, false};
   for (const Buffer& b : c.buffers) {
     std::vector<std::byte> bytes = b.data;
     if (b.row_bytes != 0) {
@@ -140,6 +141,9 @@ inline Results run(Device& device, const Case& c, const RunOptions& options = {}
   placed.head = static_cast<StepHead*>(head_upload.data());
   device.synchronize(stream.id());
   if (options.graph) {
+    placed.prepare_only = true;
+    c.launch(placed);
+    placed.prepare_only = false;
     Capture capture(device, stream.id());
     c.launch(placed);
     const Graph graph = capture.finish();
@@ -160,15 +164,17 @@ inline Results run(Device& device, const Case& c, const RunOptions& options = {}
   return results;
 }
 
-// Launches with the workspace that the device asks for.
+// Launches one op, with the workspace that the device asks for. A case launches once.
 template <class Args>
-void launch_with_workspace(const Placed& p, Args args) {
-  const std::size_t bytes = p.device->workspace_bytes(Args::kOp, &args);
-  if (bytes > 0) {
-    p.workspaces->emplace_back(*p.device, Space::kDevice, bytes, "workspace");
-    args.workspace = {p.workspaces->back().data(), bytes};
+void enqueue(const Placed& p, Args args) {
+  if constexpr (requires { args.workspace; }) {
+    const std::size_t bytes = p.device->workspace_bytes(Args::kOp, &args);
+    if (bytes > 0 && p.workspaces->empty()) {
+      p.workspaces->emplace_back(*p.device, Space::kDevice, bytes, "workspace");
+    }
+    if (bytes > 0) args.workspace = {p.workspaces->back().data(), bytes};
   }
-  launch(*p.device, p.stream, args);
+  if (!p.prepare_only) launch(*p.device, p.stream, args);
 }
 
 // ‖got - want‖ / ‖want‖; infinity when a NaN pattern remains.

@@ -36,7 +36,7 @@ inline Case embed_case(const Dims& d, std::int32_t rows) {
     a.streams = p.at<float>(streams);
     a.num_streams = d.streams;
     a.dim = d.dim;
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -53,7 +53,7 @@ inline Case residual_case(const Dims& d, std::int32_t rows) {
   c.launch = [=](const Placed& p) {
     ResidualArgs a{p.count(), p.at<float>(streams), p.at<float>(inj), p.at<float>(y), d.streams,
                    d.dim};
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -100,7 +100,7 @@ inline Case mix_case(const Dims& d, std::int32_t rows, MixKind kind) {
     a.num_streams = d.streams;
     a.dim = d.dim;
     a.rank = d.rank;
-    launch_with_workspace(p, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -127,7 +127,7 @@ inline Case dense_case(const std::string& name, std::int32_t in, std::vector<std
       a.w[i] = {p.at<std::uint16_t>(w[i]), in, outs[i]};
       a.y[i] = p.at<float>(y[i]);
     }
-    launch_with_workspace(p, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -149,7 +149,7 @@ inline Case route_case(const Dims& d, std::int32_t rows, bool normalise, bool ti
   c.launch = [=](const Placed& p) {
     RouteArgs a{p.count(), p.at<float>(l), p.at<std::int32_t>(ids), p.at<float>(weights),
                 d.experts, d.top_k,        normalise ? 1 : 0};
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -174,7 +174,7 @@ inline Case combine_case(const Dims& d, std::int32_t rows) {
                   p.at<float>(y),
                   d.top_k,
                   d.dim};
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -200,7 +200,7 @@ inline Case ple_gate_case(const Dims& d, std::int32_t rows) {
                   p.at<float>(nc),  p.at<float>(gate),
                   p.at<float>(m),   1e-6f,
                   d.streams,        d.dim};
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -243,7 +243,7 @@ inline Case mtp_norm_case(const Dims& d, std::int32_t rows, bool per_stream) {
     a.num_streams = d.streams;
     a.dim = d.dim;
     a.per_stream = per_stream ? 1 : 0;
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -260,7 +260,7 @@ inline Case mtp_join_case(const Dims& d, std::int32_t rows) {
   c.launch = [=](const Placed& p) {
     MtpJoinArgs a{p.count(), p.at<float>(fe), p.at<float>(fh), p.at<float>(streams), d.streams,
                   d.dim};
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }

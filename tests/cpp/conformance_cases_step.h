@@ -37,7 +37,7 @@ inline Case ngram_hash_case(std::int32_t rows) {
     }
     a.heads = 16;
     a.separator = kSeparator;
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -70,7 +70,7 @@ inline Case ngram_decode_case(std::int32_t rows, std::int32_t bits, bool bias) {
                       kWidth,
                       bits,
                       row_bytes};
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -118,7 +118,7 @@ inline Case window_push_case(const Dims& d, std::int32_t depth,
     a.slot_stride = stride;
     a.depth = depth;
     a.channels = channels;
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -159,7 +159,7 @@ inline Case ple_conv_case(const Dims& d, const std::vector<std::int32_t>& length
     a.dim = d.dim;
     a.kernel = 4;
     a.dilation = 3;
-    launch(*p.device, p.stream, a);
+    enqueue(p, a);
   };
   return c;
 }
@@ -203,7 +203,7 @@ inline Case sample_case(const Dims& d, std::int32_t rows, std::int32_t limit, bo
     a.tokens = p.at<std::int32_t>(tokens);
     a.vocab = d.vocab;
     a.limit = limit;
-    launch_with_workspace(p, a);
+    enqueue(p, a);
   };
   return c;
 }

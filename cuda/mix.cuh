@@ -1,0 +1,94 @@
+// What the kernels of the op `mix` share (stream_mix.cu, mix_decode.cu).
+#pragma once
+
+#include "cpp/base/math.h"
+#include "cuda/half_product.cuh"
+#include "cuda/reduce.h"
+
+namespace flashnext::cuda {
+
+inline constexpr int kMaxStreams = 8;
+inline constexpr int kNormThreads = 256;
+// A row's squares are summed in pieces of this many, which is also the k of one slice of 8 chunks.
+inline constexpr int kPiece = 8 * kChunkK;
+inline constexpr int kMaxPieces = 16;
+
+struct MixParams {
+  RowCount rows;
+  std::int32_t row0;   // first row of the group
+  std::int32_t group;  // rows of the group at most
+  const std::int32_t* pick;
+  float* streams;            // (input rows, S, D)
+  const float* pending_inj;  // (rows, S) or null
+  const float* pending_y;    // (rows, D) or null
+  const float* norm;         // (S * D)
+  const std::uint16_t* up;   // fp16 (S * D, rank)
+  StackedWeights down;       // (rank, S * D), and inject (S, S * D)
+  float* x;                  // (rows, D)
+  float* inj;                // (rows, S) or null
+  Planes stack;              // (group, S * D): normed streams
+  float* partial;            // (slices, group, width)
+  Planes hidden;             // (group, rank)
+  float eps;
+  std::int32_t num_streams;
+  std::int32_t dim;
+  std::int32_t rank;
+  std::int32_t width;  // rank, and num_streams more with injection
+  std::int32_t slices;
+  std::int32_t update;  // 1: the up kernel adds the pending residual to the streams
+};
+
+// True when the decode form of these dimensions runs in two kernels: the slices of one m-tile are a
+// cluster, and a slice lies within one stream.
+inline bool fused_decode(int num_streams, int dim) {
+  const KSplit split = split_k(num_streams * dim);
+  return dim % kPiece == 0 && split.slices >= 2 && split.slices <= 8 &&
+         split.slice_chunks * kChunkK == kPiece;
+}
+
+// mix_decode.cu. Norm, down and hidden of a group of at most 8 rows, where fused_decode().
+void mix_stack_decode(cudaStream_t stream, const MixParams& p);
+// Up, gates and x of a group of at most 8 rows.
+void mix_up_decode(cudaStream_t stream, const MixParams& p);
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ int group_rows(const MixParams& p) {
+  return min(rows_now(p.rows) - p.row0, p.group);
+}
+
+// From the total of a row of `down` or `inject`, still times 16.
+__device__ __forceinline__ float hidden_value(const MixParams& p, float total) {
+  return math::silu(math::div(total * kSplitUnscale, static_cast<float>(p.num_streams)));
+}
+__device__ __forceinline__ float inject_value(const MixParams& p, float total) {
+  return 2.0f * math::sigmoid(math::div(total * kSplitUnscale, static_cast<float>(p.num_streams)));
+}
+
+__device__ __forceinline__ float4 add_scaled(const float4& v, float a, const float4& y) {
+  return {v.x + a * y.x, v.y + a * y.y, v.z + a * y.z, v.w + a * y.w};
+}
+
+__device__ __forceinline__ float add_squares(float sum, const float4& v) {
+  sum += v.x * v.x;
+  sum += v.y * v.y;
+  sum += v.z * v.z;
+  return sum + v.w * v.w;
+}
+
+// Four normed values as planes, at `to` of both.
+__device__ __forceinline__ void store_normed(const float4& v, float r, const float4& w,
+                                             std::uint16_t* hi_to, std::uint16_t* lo_to) {
+  std::uint16_t hi[4];
+  std::uint16_t lo[4];
+  split(v.x * r * w.x, hi[0], lo[0]);
+  split(v.y * r * w.y, hi[1], lo[1]);
+  split(v.z * r * w.z, hi[2], lo[2]);
+  split(v.w * r * w.w, hi[3], lo[3]);
+  *reinterpret_cast<uint2*>(hi_to) = {pack(hi[0], hi[1]), pack(hi[2], hi[3])};
+  *reinterpret_cast<uint2*>(lo_to) = {pack(lo[0], lo[1]), pack(lo[2], lo[3])};
+}
+
+#endif
+
+}  // namespace flashnext::cuda
