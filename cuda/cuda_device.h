@@ -48,9 +48,10 @@ class CudaDevice final : public Device {
   void replay(GraphId graph, StreamId stream) override;
   void destroy_graph(GraphId graph) noexcept override;
 
-  // For benchmarks: the stream itself, and the kernel nodes of a graph.
+  std::size_t graph_nodes(GraphId graph) const override;
+
+  // For benchmarks: the stream itself.
   cudaStream_t native(StreamId stream) const { return find(streams_, stream, "stream"); }
-  std::size_t graph_nodes(GraphId graph) const;
 
  private:
   struct Owned {

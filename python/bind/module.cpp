@@ -140,4 +140,5 @@ PYBIND11_MODULE(_core, m) {
   bind_session(m);
   bind_inspect(m);
   bind_oracles(m);
+  bind_bench(m);
 }

@@ -1,13 +1,7 @@
 // flashnext._core.Session.
-#include "cpp/session/session.h"
-
-#include "python/bind/bind.h"
-
-#include <mutex>
+#include "python/bind/py_session.h"
 
 namespace flashnext::bind {
-
-namespace {
 
 Progress progress_hook(const py::object& callback) {
   if (callback.is_none()) return {};
@@ -17,112 +11,78 @@ Progress progress_hook(const py::object& callback) {
   };
 }
 
-// A Session and the lock that makes calls from several Python threads follow each other.
-class PySession {
- public:
-  PySession(const std::string& path, const SessionOptions& options, const py::object& progress) {
-    const Progress hook = progress_hook(progress);
-    py::gil_scoped_release release;
-    session_ = Session::open(path, options, hook);
-  }
-
-  // Runs a call on the session without the GIL.
-  template <class Call>
-  auto run(Call&& call) {
-    py::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    return call(session());
-  }
-
-  py::list generate(const std::vector<std::vector<std::int32_t>>& prompts,
-                    std::int32_t max_new_tokens, const SampleParams& sampling,
-                    const std::vector<std::int32_t>& stop_ids, const py::object& on_token,
-                    const py::object& on_prefill) {
-    std::vector<Request> requests;
-    for (const auto& prompt : prompts)
-      requests.push_back({prompt, max_new_tokens, sampling, stop_ids});
-    GenerateHooks hooks;
-    hooks.poll = [] {
+py::list PySession::generate(const std::vector<std::vector<std::int32_t>>& prompts,
+                             std::int32_t max_new_tokens, const SampleParams& sampling,
+                             const std::vector<std::int32_t>& stop_ids, const py::object& on_token,
+                             const py::object& on_prefill) {
+  std::vector<Request> requests;
+  for (const auto& prompt : prompts)
+    requests.push_back({prompt, max_new_tokens, sampling, stop_ids});
+  GenerateHooks hooks;
+  hooks.poll = [] {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+  if (!on_token.is_none()) {
+    hooks.on_token = [&on_token](std::size_t request, std::int32_t token) {
       py::gil_scoped_acquire gil;
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      return on_token(request, token).template cast<bool>();
     };
-    if (!on_token.is_none()) {
-      hooks.on_token = [&on_token](std::size_t request, std::int32_t token) {
-        py::gil_scoped_acquire gil;
-        return on_token(request, token).template cast<bool>();
-      };
-    }
-    if (!on_prefill.is_none()) {
-      hooks.on_prefill = [&on_prefill](std::size_t request, std::int32_t done, std::int32_t total) {
-        py::gil_scoped_acquire gil;
-        on_prefill(request, done, total);
-      };
-    }
-    const std::vector<Completion> done =
-        run([&](Session& s) { return s.generate(requests, hooks); });
-    py::list out;
-    for (const Completion& c : done) {
-      py::dict d;
-      d["tokens"] = c.tokens;
-      d["finish"] = to_string(c.finish);
-      d["prompt_tokens"] = c.prompt_tokens;
-      d["reused_tokens"] = c.reused_tokens;
-      d["prefill_seconds"] = c.prefill_seconds;
-      d["decode_seconds"] = c.decode_seconds;
-      out.append(d);
-    }
-    return out;
   }
-
-  py::dict stats() {
-    const std::lock_guard lock(mutex_);
-    Session& s = session();
+  if (!on_prefill.is_none()) {
+    hooks.on_prefill = [&on_prefill](std::size_t request, std::int32_t done, std::int32_t total) {
+      py::gil_scoped_acquire gil;
+      on_prefill(request, done, total);
+    };
+  }
+  const std::vector<Completion> done = run([&](Session& s) { return s.generate(requests, hooks); });
+  py::list out;
+  for (const Completion& c : done) {
     py::dict d;
-    const Engine::Counters& e = s.engine().counters();
-    const Scheduler::Counters& c = s.scheduler().counters();
-    d["steps"] = e.steps;
-    d["rows"] = e.rows;
-    d["rewinds"] = e.rewinds;
-    d["snapshots"] = e.snapshots;
-    d["restores"] = e.restores;
-    d["graphs"] = e.graphs;
-    d["ops_per_step"] = e.ops_per_token;
-    d["requests"] = c.requests;
+    d["tokens"] = c.tokens;
+    d["finish"] = to_string(c.finish);
     d["prompt_tokens"] = c.prompt_tokens;
     d["reused_tokens"] = c.reused_tokens;
-    d["decode_tokens"] = c.new_tokens;
     d["prefill_seconds"] = c.prefill_seconds;
     d["decode_seconds"] = c.decode_seconds;
-    d["remembered_prefixes"] = s.scheduler().prefixes().size();
-    d["pages"] = s.engine().state().num_pages();
-    d["pages_free"] = s.engine().state().free_pages();
-    py::dict memory;
-    for (const Allocated& a : s.device().allocations()) {
-      const auto key = py::str(std::string(to_string(a.space)) + ": " + a.what);
-      memory[key] = (memory.contains(key) ? memory[key].cast<std::uint64_t>() : 0) + a.bytes;
-    }
-    d["memory"] = memory;
-    d["device"] = s.device().description();
-    return d;
+    out.append(d);
   }
+  return out;
+}
 
-  Session& session() {
-    if (!session_) throw InputError("the session is closed; open a new one");
-    return *session_;
+py::dict PySession::stats() {
+  const std::lock_guard lock(mutex_);
+  Session& s = session();
+  py::dict d;
+  const Engine::Counters& e = s.engine().counters();
+  const Scheduler::Counters& c = s.scheduler().counters();
+  d["steps"] = e.steps;
+  d["rows"] = e.rows;
+  d["rewinds"] = e.rewinds;
+  d["snapshots"] = e.snapshots;
+  d["restores"] = e.restores;
+  d["graphs"] = e.graphs;
+  d["ops_per_step"] = e.ops_per_token;
+  d["requests"] = c.requests;
+  d["prompt_tokens"] = c.prompt_tokens;
+  d["reused_tokens"] = c.reused_tokens;
+  d["decode_tokens"] = c.new_tokens;
+  d["prefill_seconds"] = c.prefill_seconds;
+  d["decode_seconds"] = c.decode_seconds;
+  d["remembered_prefixes"] = s.scheduler().prefixes().size();
+  d["pages"] = s.engine().state().num_pages();
+  d["pages_free"] = s.engine().state().free_pages();
+  py::dict memory;
+  for (const Allocated& a : s.device().allocations()) {
+    const auto key = py::str(std::string(to_string(a.space)) + ": " + a.what);
+    memory[key] = (memory.contains(key) ? memory[key].cast<std::uint64_t>() : 0) + a.bytes;
   }
-  void cancel() {
-    if (session_) session_->cancel();
-  }
-  void close() {
-    py::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    session_.reset();
-  }
+  d["memory"] = memory;
+  d["device"] = s.device().description();
+  return d;
+}
 
- private:
-  std::unique_ptr<Session> session_;
-  std::mutex mutex_;
-};
+namespace {
 
 using Ids = std::vector<std::int32_t>;
 
@@ -151,7 +111,8 @@ void bind_session(py::module_& m) {
              o.token_limit = token_limit;
              o.taps = taps;
              o.capabilities = capabilities;
-             return std::make_unique<PySession>(path, o, progress);
+             const Progress hook = progress_hook(progress);
+             return std::make_unique<PySession>([&] { return Session::open(path, o, hook); });
            }),
            py::arg("path"), py::kw_only(), py::arg("device") = "auto", py::arg("window") = 0,
            py::arg("lanes") = 1, py::arg("threads") = 0, py::arg("levels") = 32258,
