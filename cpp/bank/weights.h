@@ -56,8 +56,8 @@ struct PleWeights {
   const float* norm_query;    // (streams * hidden), 1 + w
   const float* norm_conv;     // (streams * hidden), 1 + w
   const std::uint16_t* bias;  // fp16 (heads, width) or null
-  const std::byte* const*
-      shards;  // table of shard addresses that the device can read; null: the host gathers
+  const std::byte* const* shards;  // table of shard addresses that the device can read
+  bool host_gather;                // the device cannot read the table: the host gathers rows
 };
 
 struct MtpWeights {
