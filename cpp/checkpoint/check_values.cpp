@@ -93,7 +93,8 @@ void check_values(std::vector<ValueCheck> checks, const Progress& progress) {
   std::sort(checks.begin(), checks.end(), [](const ValueCheck& a, const ValueCheck& b) {
     return std::pair(a.tensor->file, a.tensor->data) < std::pair(b.tensor->file, b.tensor->data);
   });
-  ThreadPool pool(std::min(available_cores(), 16));
+  const bool few = checks.size() < kBatch / 8;  // not worth the start of threads
+  ThreadPool pool(few ? 1 : std::min(available_cores(), 16));
   std::mutex mutex;
   std::size_t first_bad = checks.size();
   std::string first_problem;
