@@ -8,7 +8,9 @@ namespace flashnext::host {
 
 namespace {
 
-constexpr std::int32_t kTile = 16;  // channels and rows that share one pass over `up`
+// Channels and rows that share one pass over `up`.
+constexpr std::int32_t kTile = 16;
+constexpr std::int32_t kTileRows = 64;
 
 // The pending update of a row, then its streams normed: n (streams * D).
 void update_and_norm(const MixArgs& args, std::int32_t row, const RowKernels& kernels, float* n) {
@@ -28,9 +30,9 @@ void update_and_norm(const MixArgs& args, std::int32_t row, const RowKernels& ke
 void gated_mean(const MixArgs& args, std::int32_t rows, std::int32_t c, const RowKernels& kernels,
                 const float* a, const float* n) {
   const std::int64_t stack = std::int64_t{args.num_streams} * args.dim;
-  float g[kTile * kTile];  // (rows of the tile, channels of the tile)
-  for (std::int32_t r0 = 0; r0 < rows; r0 += kTile) {
-    const std::int32_t count = std::min(kTile, rows - r0);
+  float g[kTileRows * kTile];  // (rows of the tile, channels of the tile)
+  for (std::int32_t r0 = 0; r0 < rows; r0 += kTileRows) {
+    const std::int32_t count = std::min(kTileRows, rows - r0);
     for (std::int32_t h = 0; h < args.num_streams; ++h) {
       const std::int64_t at = std::int64_t{h} * args.dim + c;
       kernels.product(args.w.up + at * args.rank, args.rank, kTile,
