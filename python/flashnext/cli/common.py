@@ -186,8 +186,10 @@ def open_session(options: argparse.Namespace) -> Iterator[Session]:
         bar.close()
     with session:
         if not options.quiet:
+            # What is odd about the checkpoint is told by `flashnext inspect`.
             for note in session.notes:
-                print(f"note: {note}", file=sys.stderr)
+                if note.startswith("device"):
+                    print(f"note: {note}", file=sys.stderr)
         yield session
 
 

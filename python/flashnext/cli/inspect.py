@@ -111,7 +111,11 @@ def _print(report: dict[str, Any]) -> None:
     )
     shape = report.get("shape") or {}
     if shape:
-        text = ", ".join(f"{k} {v}" for k, v in shape.items() if not isinstance(v, (list, dict)))
+        text = ", ".join(
+            f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in shape.items()
+            if not isinstance(v, (list, dict))
+        )
         console.print(f"shape: {text}", markup=False)
     _print_families(console, report)
     _print_places(console, report)
