@@ -16,13 +16,19 @@ namespace {
 using namespace attn;
 
 constexpr int kSplitRows = 16;  // buckets up to here take a block a tile
+// Blocks a multiprocessor that its shared memory allows.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kWalkBlocks = 1;
+#else
+constexpr int kWalkBlocks = 3;
+#endif
 
 int max_tiles(const AttentionArgs& a) {
   const int tokens = std::min(a.dims.max_blocks * kBlock + kBlock - 1, a.max_context);
   return (tokens + kTile - 1) / kTile;
 }
 
-__global__ void __launch_bounds__(kTileThreads, 2) walk_kernel(const AttentionArgs a) {
+__global__ void __launch_bounds__(kTileThreads, kWalkBlocks) walk_kernel(const AttentionArgs a) {
   extern __shared__ float4 shared_raw[];
   TileShared& shared = *reinterpret_cast<TileShared*>(shared_raw);
   std::int32_t* quads = reinterpret_cast<std::int32_t*>(&shared + 1);  // (max_blocks + 1)
@@ -69,9 +75,9 @@ __global__ void __launch_bounds__(kTileThreads, 2) walk_kernel(const AttentionAr
     row_max = fmaxf(row_max, tile.max);
     row_sum = join(row_sum, tile.sum, factors.keep, factors.take);
     if ((tid & 7) == 0) {
-      shared.keep[tid >> 3] = factors.keep;
-      shared.take[tid >> 3] = factors.take;
-      shared.total[tid >> 3] = row_sum;
+      shared.keep(tid >> 3) = factors.keep;
+      shared.take(tid >> 3) = factors.take;
+      shared.total(tid >> 3) = row_sum;
     }
     cp_async_wait<1>();
     __syncthreads();  // values, probabilities and factors are here
@@ -79,8 +85,8 @@ __global__ void __launch_bounds__(kTileThreads, 2) walk_kernel(const AttentionAr
     tile_values(shared, acc);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float keep = shared.keep[lane / 4 + 8 * half];
-      const float take = shared.take[lane / 4 + 8 * half];
+      const float keep = shared.keep(lane / 4 + 8 * half);
+      const float take = shared.take(lane / 4 + 8 * half);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         joined[n][2 * half] = join(joined[n][2 * half], acc[n][2 * half], keep, take);
@@ -93,7 +99,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) walk_kernel(const AttentionAr
   for (int half = 0; half < 2; ++half) {
     const int head = lane / 4 + 8 * half;
     if (head >= group) continue;
-    const float total = shared.total[head];
+    const float total = shared.total(head);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const int dim = 64 * warp + 8 * n + 2 * (lane & 3);
@@ -123,6 +129,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   extern __shared__ float4 shared_raw[];
   TileShared& shared = *reinterpret_cast<TileShared*>(shared_raw);
   __shared__ std::int32_t quads[kTileQuads];
+  wait_for_previous();
   let_next_start();
   const int r = static_cast<int>(blockIdx.z);
   const int kv_head = static_cast<int>(blockIdx.y);
@@ -202,6 +209,15 @@ __global__ void __launch_bounds__(kHeadDim)
       (static_cast<std::int64_t>(r) * a.dims.kv_heads + head / group) * partials.tiles * group +
       head % group;
   wait_for_previous();
+  const float* values = partials.values + at * kHeadDim + tid;
+  const std::int64_t stride = static_cast<std::int64_t>(group) * kHeadDim;
+  constexpr int kAhead = 36;  // loads under way: all tiles of the usual budget
+  float tile[kAhead];
+  auto read = [&](int t0) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) tile[i] = t0 + i < tiles ? values[(t0 + i) * stride] : 0.0f;
+  };
+  read(0);
   for (int t = tid; t < tiles; t += kHeadDim) stats[t] = partials.stats[at + t * group];
   __syncthreads();
   for (int t = tid; t < tiles; t += kHeadDim) {
@@ -210,15 +226,10 @@ __global__ void __launch_bounds__(kHeadDim)
     factors[t] = join_factors(before, stats[t].x);
   }
   __syncthreads();
-  const float* values = partials.values + at * kHeadDim + tid;
-  const std::int64_t stride = static_cast<std::int64_t>(group) * kHeadDim;
-  constexpr int kAhead = 12;  // loads under way
   float joined = 0.0f;
   float total = 0.0f;
   for (int t0 = 0; t0 < tiles; t0 += kAhead) {
-    float tile[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) tile[i] = t0 + i < tiles ? values[(t0 + i) * stride] : 0.0f;
+    if (t0 > 0) read(t0);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (t0 + i >= tiles) break;
@@ -256,8 +267,8 @@ void attention(cudaStream_t stream, const AttentionArgs& args) {
       values, reinterpret_cast<float2*>(values + partial_count(args, tiles) * kHeadDim), tiles};
   const int bytes = static_cast<int>(sizeof(TileShared));
   FN_CUDA(cudaFuncSetAttribute(tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  tile_kernel<<<dim3(static_cast<unsigned>(tiles), kv_heads, rows), kTileThreads, bytes, stream>>>(
-      args, partials);
+  launch_dependent(stream, dim3(static_cast<unsigned>(tiles), kv_heads, rows), kTileThreads, bytes,
+                   tile_kernel, args, partials);
   const int join_bytes = tiles * static_cast<int>(sizeof(Join) + sizeof(float2));
   launch_dependent(stream, dim3(heads, rows), kHeadDim, join_bytes, join_kernel, args, partials);
 }

@@ -3,6 +3,7 @@
 // (i, i + 32) lies in one lane.
 #include "cpp/base/math.h"
 #include "cuda/attention.cuh"
+#include "cuda/dependent.cuh"
 #include "cuda/kernels.h"
 
 #include <cuda_fp16.h>
@@ -104,9 +105,11 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const AttnPrepareA
   const int items = heads + 2 * kv_heads + a.dims.index_heads + 2;
   int item = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x >> 5);
   const int r = static_cast<int>(blockIdx.x);
-  if (r >= a.step.head->rows || item >= items) return;
   const int lane = static_cast<int>(threadIdx.x & 31);
+  const int rows = a.step.head->rows;
   const Row row = a.step.rows[r];
+  wait_for_previous();
+  if (r >= rows || item >= items) return;
 
   if (item < heads) {
     const std::int64_t at = static_cast<std::int64_t>(r) * heads + item;
@@ -163,7 +166,7 @@ void attn_prepare(cudaStream_t stream, const AttnPrepareArgs& args) {
   const int items = args.dims.heads + 2 * args.dims.kv_heads + args.dims.index_heads + 2;
   const dim3 grid(static_cast<unsigned>(args.step.max_rows),
                   static_cast<unsigned>((items + kWarps - 1) / kWarps));
-  prepare_kernel<<<grid, kWarps * 32, 0, stream>>>(args);
+  launch_dependent(stream, grid, kWarps * 32, 0, prepare_kernel, args);
 }
 
 }  // namespace flashnext::cuda

@@ -6,8 +6,8 @@
 // tile alone, and tiles are joined in order by one formula: whether one block walks the tiles or
 // each has its own, the bits are the same.
 //
-// Four warps. Warp w holds dims 64 w .. 64 w + 63: of the queries for the scores (four partial
-// scores are added in order of w) and of the values.
+// Four warps. For the scores warp w takes the half w / 2 of the dims (the halves are added in
+// order) and the half w % 2 of the tokens; for the values, dims 64 w .. 64 w + 63.
 #pragma once
 
 #include "cpp/base/math.h"
@@ -22,18 +22,23 @@ inline constexpr int kTile = kPageTokens;  // 64
 inline constexpr int kTileQuads = kTile / kBlock;
 inline constexpr int kTileWarps = 4;
 inline constexpr int kTileThreads = kTileWarps * 32;
-inline constexpr int kPartialStride = kTile + 8;  // floats: lanes of a store on different banks
+inline constexpr int kPartialStride = kTile + 4;  // floats: rows of 16 bytes on different banks
+inline constexpr int kHalves = 2;                 // of the dims, whose partial scores are added
 
 struct TileShared {
   // Rows of 32 pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that eight rows of one
   // piece are on different banks.
-  std::uint16_t k[kTile * kHeadDim];                       // fp16 (64, 256)
-  std::uint16_t v[kTile * kHeadDim];                       // fp16 (64, 256)
-  float partial[kTileWarps * kMmaHeads * kPartialStride];  // (4, 16, 64 and padding)
-  std::uint16_t p[2][kMmaHeads * kTile];                   // fp16 (16, 64): high, rest
-  float keep[kMmaHeads];                                   // factor of what was joined so far
-  float take[kMmaHeads];                                   // factor of this tile
-  float total[kMmaHeads];                                  // sum of all tiles
+  std::uint16_t k[kTile * kHeadDim];  // fp16 (64, 256)
+  std::uint16_t v[kTile * kHeadDim];  // fp16 (64, 256)
+  // Scores, fp32 (2 halves of the dims, 16 heads, 64 and padding). Once they are read, a row of the
+  // first half holds the probabilities of its head, fp16 (high 64, rest 64), and in the padding
+  // what the join needs: every head has one warp, so nobody else is in the way.
+  float partial[kHalves * kMmaHeads * kPartialStride];
+
+  __device__ float* row(int head) { return partial + head * kPartialStride; }
+  __device__ float& keep(int head) { return row(head)[kTile]; }       // of what was joined so far
+  __device__ float& take(int head) { return row(head)[kTile + 1]; }   // of this tile
+  __device__ float& total(int head) { return row(head)[kTile + 2]; }  // sum of all tiles
 };
 
 // What a row reads: `tokens` list entries in quads of four neighbours, the last maybe partial.
@@ -116,21 +121,21 @@ __device__ __forceinline__ void split(float2 x, std::uint32_t& high, std::uint32
   rest = *reinterpret_cast<const std::uint32_t*>(&l);
 }
 
-// The queries of a row's kv group, dims of this warp, as fragments of four k-steps.
+// The queries of a row's kv group, this warp's half of the dims, as fragments of eight k-steps.
 struct Query {
-  std::uint32_t high[4][4];
-  std::uint32_t rest[4][4];
+  std::uint32_t high[8][4];
+  std::uint32_t rest[8][4];
 };
 
 __device__ __forceinline__ void load_query(Query& query, const float* q, int heads) {
   const int warp = static_cast<int>(threadIdx.x >> 5);
   const int lane = static_cast<int>(threadIdx.x & 31);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < 8; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int head = lane / 4 + 8 * (i & 1);
-      const int dim = 64 * warp + 16 * step + 2 * (lane & 3) + 8 * (i >> 1);
+      const int dim = 128 * (warp / 2) + 16 * step + 2 * (lane & 3) + 8 * (i >> 1);
       const float2 x = head < heads ? *reinterpret_cast<const float2*>(q + head * kHeadDim + dim)
                                     : float2{0.0f, 0.0f};
       split(x, query.high[step][i], query.rest[step][i]);
@@ -142,34 +147,36 @@ __device__ __forceinline__ void load_query(Query& query, const float* q, int hea
 __device__ __forceinline__ void tile_scores(TileShared& shared, const Query& query) {
   const int warp = static_cast<int>(threadIdx.x >> 5);
   const int lane = static_cast<int>(threadIdx.x & 31);
+  const int token = 32 * (warp & 1);
   const std::uint32_t keys =
-      shared_address(shared.k) + static_cast<std::uint32_t>((lane & 7) * 512);
-  float* to = shared.partial + (warp * kMmaHeads + lane / 4) * kPartialStride + 2 * (lane & 3);
-  // Eight sums at a time, so that a product does not wait for the one before it.
-  float s[kTile / 8][4] = {};
+      shared_address(shared.k) + static_cast<std::uint32_t>((token + (lane & 7)) * 512);
+  constexpr int kColumns = 4;  // times 8 tokens: independent sums, so that no product waits
+  float s[kColumns][4] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    std::uint32_t b[kTile / 8][4];
-    const int piece = warp * 8 + half * 4 + (lane >> 3);
+  for (int part = 0; part < 4; ++part) {
+    std::uint32_t b[kColumns][4];
+    const int piece = (warp / 2) * 16 + part * 4 + (lane >> 3);
 #pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) {
+    for (int n = 0; n < kColumns; ++n) {
       load_matrices(b[n],
                     keys + static_cast<std::uint32_t>(n * 8 * 512 + ((piece ^ (lane & 7)) << 4)));
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
 #pragma unroll
-      for (int n = 0; n < kTile / 8; ++n) {
-        mma(s[n], query.high[2 * half + step], b[n][2 * step], b[n][2 * step + 1]);
+      for (int n = 0; n < kColumns; ++n) {
+        mma(s[n], query.high[2 * part + step], b[n][2 * step], b[n][2 * step + 1]);
       }
 #pragma unroll
-      for (int n = 0; n < kTile / 8; ++n) {
-        mma(s[n], query.rest[2 * half + step], b[n][2 * step], b[n][2 * step + 1]);
+      for (int n = 0; n < kColumns; ++n) {
+        mma(s[n], query.rest[2 * part + step], b[n][2 * step], b[n][2 * step + 1]);
       }
     }
   }
+  float* to = shared.partial + ((warp / 2) * kMmaHeads + lane / 4) * kPartialStride + token +
+              2 * (lane & 3);
 #pragma unroll
-  for (int n = 0; n < kTile / 8; ++n) {
+  for (int n = 0; n < kColumns; ++n) {
     *reinterpret_cast<float2*>(to + 8 * n) = float2{s[n][0], s[n][1]};
     *reinterpret_cast<float2*>(to + 8 * n + 8 * kPartialStride) = float2{s[n][2], s[n][3]};
   }
@@ -180,7 +187,7 @@ struct TileStats {
   float sum;
 };
 
-// Probabilities against the tile's own maximum, to shared.p. Eight threads share head
+// Probabilities against the tile's own maximum, to shared.row(head). Eight threads share head
 // threadIdx.x / 8 and all return its statistics. `valid` >= 1 entries count.
 __device__ __forceinline__ TileStats tile_softmax(TileShared& shared, int valid) {
   const int head = static_cast<int>(threadIdx.x >> 3);
@@ -193,14 +200,11 @@ __device__ __forceinline__ TileStats tile_softmax(TileShared& shared, int valid)
     const int token = 4 * part + 32 * half;
     const float* from = shared.partial + head * kPartialStride + token;
     float4 s = *reinterpret_cast<const float4*>(from);
-#pragma unroll
-    for (int w = 1; w < kTileWarps; ++w) {
-      const float4 more = *reinterpret_cast<const float4*>(from + w * kMmaHeads * kPartialStride);
-      s.x += more.x;
-      s.y += more.y;
-      s.z += more.z;
-      s.w += more.w;
-    }
+    const float4 more = *reinterpret_cast<const float4*>(from + kMmaHeads * kPartialStride);
+    s.x += more.x;
+    s.y += more.y;
+    s.z += more.z;
+    s.w += more.w;
     const float values[4] = {s.x, s.y, s.z, s.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -210,6 +214,8 @@ __device__ __forceinline__ TileStats tile_softmax(TileShared& shared, int valid)
   }
 #pragma unroll
   for (int bit = 1; bit < 8; bit <<= 1) top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, bit));
+  __syncwarp();  // the scores of the warp's heads are read
+  std::uint16_t* out = reinterpret_cast<std::uint16_t*>(shared.row(head));
   float sum = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -223,22 +229,21 @@ __device__ __forceinline__ TileStats tile_softmax(TileShared& shared, int valid)
     uint2 high, rest;
     split(float2{p[0], p[1]}, high.x, rest.x);
     split(float2{p[2], p[3]}, high.y, rest.y);
-    const int at = head * kTile + (((token / 8) ^ (head & 7)) * 8) + token % 8;
-    *reinterpret_cast<uint2*>(&shared.p[0][at]) = high;
-    *reinterpret_cast<uint2*>(&shared.p[1][at]) = rest;
+    *reinterpret_cast<uint2*>(out + token) = high;
+    *reinterpret_cast<uint2*>(out + kTile + token) = rest;
   }
 #pragma unroll
   for (int bit = 1; bit < 8; bit <<= 1) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, bit);
   return {top, sum};
 }
 
-// acc[n] = values of this warp's dims 8 n .. 8 n + 7 weighted by shared.p: rows lane / 4 and
-// lane / 4 + 8, columns 2 (lane % 4) + 0, 1.
-__device__ __forceinline__ void tile_values(const TileShared& shared, float (&acc)[8][4]) {
+// acc[n] = values of this warp's dims 8 n .. 8 n + 7 weighted by the probabilities: rows lane / 4
+// and lane / 4 + 8, columns 2 (lane % 4) + 0, 1.
+__device__ __forceinline__ void tile_values(TileShared& shared, float (&acc)[8][4]) {
   const int warp = static_cast<int>(threadIdx.x >> 5);
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int low_row = (lane & 7) + ((lane >> 3) & 1) * 8;
-  const std::uint32_t p_row = static_cast<std::uint32_t>(low_row * kTile * 2);
+  const std::uint32_t p_row = shared_address(shared.row(low_row));
   const std::uint32_t values = shared_address(shared.v) + static_cast<std::uint32_t>(low_row * 512);
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -248,10 +253,9 @@ __device__ __forceinline__ void tile_values(const TileShared& shared, float (&ac
 #pragma unroll
   for (int step = 0; step < kTile / 16; ++step) {
     std::uint32_t high[4], rest[4];
-    const std::uint32_t at =
-        p_row + static_cast<std::uint32_t>(((2 * step + (lane >> 4)) ^ (lane & 7)) << 4);
-    load_matrices(high, shared_address(shared.p[0]) + at);
-    load_matrices(rest, shared_address(shared.p[1]) + at);
+    const std::uint32_t at = p_row + static_cast<std::uint32_t>((2 * step + (lane >> 4)) << 4);
+    load_matrices(high, at);
+    load_matrices(rest, at + kTile * 2);
     std::uint32_t b[4][4];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {

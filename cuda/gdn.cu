@@ -34,31 +34,42 @@ __device__ __forceinline__ float tap_sum(const float4& w, float x0, float x1, fl
   return fmaf(w.w, x3, fmaf(w.z, x2, fmaf(w.y, x1, w.x * x0)));
 }
 
-// A warp walks kRows consecutive rows of one head; the taps slide along.
+// decay and beta of 32 value heads, a lane each.
+__device__ __forceinline__ void gates(const GdnConvArgs& a, int head, int row0, int end) {
+  if (head >= a.dims.v_heads) return;
+  const float rate = a.rate[head];
+  const float bias = a.dt_bias[head];
+  for (int r = row0; r < end; ++r) {
+    const std::int64_t at = static_cast<std::int64_t>(r) * a.dims.v_heads + head;
+    a.decay[at] = math::exp(-rate * math::softplus(a.a[at] + bias));
+    a.beta[at] = math::sigmoid(a.b[at]);
+  }
+}
+
+// A warp walks kRows consecutive rows of one head; the taps slide along. The warps past the last
+// head do the gates.
 template <int kRows>
 __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) {
-  if (kRows == 1) let_next_start();
-  const int rows = a.step.head->rows;
   const int row0 = static_cast<int>(blockIdx.y) * kRows;
-  const int first_segment = a.step.rows[row0].segment;
-  const Segment segment0 = a.step.segments[0];  // mostly the one; read along with the others
   const int heads = 2 * a.dims.k_heads + a.dims.v_heads;
   const int head = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x >> 5);
-  if (row0 >= rows || head >= heads) return;
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int channels = heads * kHead;
   const int channel = head * kHead + 4 * lane;
   float4 w[4];
+  if (head < heads) {
 #pragma unroll
-  for (int c = 0; c < 4; ++c) w[c] = load4(a.conv + (channel + c) * kTaps);
-
-  const int end = min(row0 + kRows, rows);
-  if (head >= 2 * a.dims.k_heads && row0 + lane < end) {  // gates of a value head, a lane a row
-    const int j = head - 2 * a.dims.k_heads;
-    const std::int64_t at = static_cast<std::int64_t>(row0 + lane) * a.dims.v_heads + j;
-    a.decay[at] = math::exp(-a.rate[j] * math::softplus(a.a[at] + a.dt_bias[j]));
-    a.beta[at] = math::sigmoid(a.b[at]);
+    for (int c = 0; c < 4; ++c) w[c] = load4(a.conv + (channel + c) * kTaps);
   }
+  // Read together: most steps have the one segment.
+  const int rows = a.step.head->rows;
+  const int first_segment = a.step.rows[row0].segment;
+  const Segment segment0 = a.step.segments[0];
+  wait_for_previous();
+  if (kRows == 1) let_next_start();
+  const int end = min(row0 + kRows, rows);
+  if (row0 >= rows) return;
+  if (head >= heads) return gates(a, (head - heads) * 32 + lane, row0, end);
 
   float4 x[kTaps];
   float4 ahead = load4(a.u + static_cast<std::int64_t>(row0) * channels + channel);
@@ -126,15 +137,15 @@ __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const GdnGateArgs a) 
 void gdn_conv(cudaStream_t stream, const GdnConvArgs& args) {
   gdn::check_dims(args.dims);
   check(args.dims.kernel == kTaps, "gdn_conv: the CUDA kernel is built for 4 taps");
-  const int heads = 2 * args.dims.k_heads + args.dims.v_heads;
-  const unsigned groups = static_cast<unsigned>((heads + kWarps - 1) / kWarps);
+  const int warps = 2 * args.dims.k_heads + args.dims.v_heads + (args.dims.v_heads + 31) / 32;
+  const unsigned groups = static_cast<unsigned>((warps + kWarps - 1) / kWarps);
   // Long buckets share the taps and weights among 16 rows; the arithmetic of a row is the same.
   if (args.step.max_rows <= 64) {
-    conv_kernel<1>
-        <<<dim3(groups, static_cast<unsigned>(args.step.max_rows)), kWarps * 32, 0, stream>>>(args);
+    launch_dependent(stream, dim3(groups, static_cast<unsigned>(args.step.max_rows)), kWarps * 32,
+                     0, conv_kernel<1>, args);
   } else {
     const unsigned tiles = static_cast<unsigned>((args.step.max_rows + 15) / 16);
-    conv_kernel<16><<<dim3(groups, tiles), kWarps * 32, 0, stream>>>(args);
+    launch_dependent(stream, dim3(groups, tiles), kWarps * 32, 0, conv_kernel<16>, args);
   }
 }
 

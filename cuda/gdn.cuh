@@ -12,6 +12,7 @@ inline void check_dims(const GdnDims& dims) {
   check(dims.head_dim == kHead, "gdn: the CUDA kernels are built for heads of 128");
   check(dims.k_heads > 0 && dims.v_heads > 0 && dims.v_heads % dims.k_heads == 0,
         "gdn: value heads must be a multiple of key heads");
+  check(dims.slot_stride % 4 == 0, "gdn: slots must be 16 bytes aligned");
 }
 
 // Sum over the warp, the same bits in every lane.

@@ -12,6 +12,8 @@
 #include "cuda/gdn.cuh"
 #include "cuda/kernels.h"
 
+#include <algorithm>
+
 // Cards with fewer multiprocessors than there are blocks want two on each: fewer registers then.
 #ifndef FN_RECUR_BLOCKS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
@@ -26,11 +28,12 @@ namespace {
 
 using gdn::kHead;
 
-constexpr int kColumns = 16;               // value columns of a block, a head
-constexpr int kWarpsHead = 4;              // warps a value head
-constexpr int kSlices = kHead / kColumns;  // blocks a key head
-constexpr int kStage = 16;                 // tokens of one staging buffer
-constexpr int kBatch = 8;                  // tokens whose outputs travel together
+constexpr int kColumns = 16;                         // value columns of a block, a head
+constexpr int kWarpsHead = 4;                        // warps a value head
+constexpr int kSlices = kHead / kColumns;            // blocks a key head
+constexpr int kStage = 16;                           // tokens of one staging buffer
+constexpr int kBatch = 8;                            // tokens whose outputs travel together
+constexpr int kTileHead = kHead * kColumns + kHead;  // floats of a head in the state's tile
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
 template <int kGroup>
@@ -186,6 +189,22 @@ __device__ __forceinline__ void batch(const Stage<kGroup>& stage, int first, int
   if (kFull || token < n) out[(first + token) * out_stride] = sums[0];
 }
 
+// The block's part of the state in shared memory, on its way in or out: rows of 64 bytes of device
+// memory, moved 16 bytes a thread. Four keys apart lie four banks apart.
+__device__ __forceinline__ int tile_at(int head, int key) {
+  return head * kTileHead + key * kColumns + (key >> 2) * 4;
+}
+
+template <int kGroup>
+__device__ __forceinline__ std::int64_t state_piece(int i, int key_head, int slice, int& at) {
+  const int head = i / (kHead * kColumns / 4);
+  const int key = i / (kColumns / 4) % kHead;
+  const int column = 4 * (i % (kColumns / 4));
+  at = tile_at(head, key) + column;
+  return (static_cast<std::int64_t>(key_head * kGroup + head) * kHead + key) * kHead +
+         slice * kColumns + column;
+}
+
 template <int kGroup>
 __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
     recur_kernel(const GdnRecurArgs a) {
@@ -201,26 +220,43 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
   const Place at{lane, warp / kWarpsHead,
                  (warp % kWarpsHead) * 4 + 2 * (lane & 1) + (second ? 1 : 0), 4 * (lane >> 1)};
 
-  const std::int64_t place =
-      (static_cast<std::int64_t>(key_head * kGroup + at.head) * kHead + at.key) * kHead +
-      slice * kColumns + (at.column & ~1);
-  float2 m[8];  // its keys; x of the column it keeps, y of the other
+  // The state's tile and the second buffer take turns.
+  float* tile = reinterpret_cast<float*>(stages + 1);
+  constexpr int kThreads = kGroup * kWarpsHead * 32;
+  constexpr int kPieces = kGroup * kHead * kColumns / 4;
   if (segment.pos0 > 0) {
-    const float* from = a.state + segment.state_in * a.dims.slot_stride + place;
+    const float* from = a.state + segment.state_in * a.dims.slot_stride;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float2 pair = *reinterpret_cast<const float2*>(from + (i % 4 + 64 * (i / 4)) * kHead);
-      m[i] = second ? float2{pair.y, pair.x} : pair;
+    for (int i = 0; i < kPieces; i += kThreads) {
+      int to;
+      const std::int64_t piece =
+          state_piece<kGroup>(i + static_cast<int>(threadIdx.x), key_head, slice, to);
+      cp_async16(tile + to, from + piece);
     }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) m[i] = float2{0.0f, 0.0f};
   }
+  cp_async_commit();
   wait_for_previous();  // the state is older than the step's projections
   if (segment.rows <= kBatch) let_next_start();
   const Fetcher<kGroup> fetcher(a, segment.row0, key_head, slice);
   fetcher.run(stages[0], a, 0, min(kStage, segment.rows));
   cp_async_commit();
+  float2 m[8];  // its keys; x of the column it keeps, y of the other
+  float2* own = reinterpret_cast<float2*>(tile + tile_at(at.head, at.key) + (at.column & ~1));
+  constexpr int kOwnStep = kColumns / 2;              // float2 to the next key
+  constexpr int kOwnHalf = (64 * kColumns + 64) / 2;  // and to the one 64 on
+  if (segment.pos0 > 0) {
+    cp_async_wait<1>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 pair = own[i % 4 * kOwnStep + i / 4 * kOwnHalf];
+      m[i] = second ? float2{pair.y, pair.x} : pair;
+    }
+    __syncthreads();  // the second buffer may come
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) m[i] = float2{0.0f, 0.0f};
+  }
 
   const std::int64_t out_stride = static_cast<std::int64_t>(a.dims.v_heads) * kHead;
   float* out = a.o + segment.row0 * out_stride + (key_head * kGroup + at.head) * kHead +
@@ -244,17 +280,27 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
     out += kStage * out_stride;
   }
 
-  float* to = a.state + segment.state_out * a.dims.slot_stride + place;
+  __syncthreads();  // all warps are done with the buffers
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    *reinterpret_cast<float2*>(to + (i % 4 + 64 * (i / 4)) * kHead) =
-        second ? float2{m[i].y, m[i].x} : m[i];
+    own[i % 4 * kOwnStep + i / 4 * kOwnHalf] = second ? float2{m[i].y, m[i].x} : m[i];
+  }
+  __syncthreads();
+  float* to = a.state + segment.state_out * a.dims.slot_stride;
+#pragma unroll
+  for (int i = 0; i < kPieces; i += kThreads) {
+    int from;
+    const std::int64_t piece =
+        state_piece<kGroup>(i + static_cast<int>(threadIdx.x), key_head, slice, from);
+    *reinterpret_cast<float4*>(to + piece) = *reinterpret_cast<const float4*>(tile + from);
   }
 }
 
 template <int kGroup>
 void run(cudaStream_t stream, const GdnRecurArgs& args) {
-  const int bytes = 2 * static_cast<int>(sizeof(Stage<kGroup>));
+  constexpr int kStageBytes = static_cast<int>(sizeof(Stage<kGroup>));
+  constexpr int kTileBytes = kGroup * kTileHead * static_cast<int>(sizeof(float));
+  const int bytes = kStageBytes + std::max(kStageBytes, kTileBytes);
   FN_CUDA(cudaFuncSetAttribute(recur_kernel<kGroup>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                bytes));
   const dim3 grid(kSlices, static_cast<unsigned>(args.dims.k_heads),

@@ -48,10 +48,11 @@ __global__ void __launch_bounds__(kThreads)
     few_kernel(const IndexSelectArgs a, float* scores, std::int64_t stride, int row0) {
   __shared__ __align__(16) float keys[kScoreBlocks * kKeyStride];
   __shared__ __align__(16) float query[kIndexHeads * kKeyStride];
-  let_next_start();
   const int r = row0 + static_cast<int>(blockIdx.x);
   const int rows = a.step.head->rows;
   const Row row = a.step.rows[r];
+  wait_for_previous();
+  let_next_start();
   if (r >= rows) return;
   const int complete = (row.pos + 1) / kBlock;
   const int first = static_cast<int>(blockIdx.y) * kScoreBlocks;
@@ -170,8 +171,8 @@ void index_scores(cudaStream_t stream, const IndexSelectArgs& args, float* score
                   std::int64_t stride, int row0, int rows) {
   const int tiles = static_cast<int>(stride / kScoreBlocks);
   if (args.step.max_rows <= 16) {
-    few_kernel<<<dim3(static_cast<unsigned>(rows), static_cast<unsigned>(tiles)), kThreads, 0,
-                 stream>>>(args, scores, stride, row0);
+    launch_dependent(stream, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(tiles)),
+                     kThreads, 0, few_kernel, args, scores, stride, row0);
     return;
   }
   FN_CUDA(
