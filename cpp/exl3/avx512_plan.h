@@ -12,28 +12,25 @@
 // the multiplies, so a kernel mixes both ways.
 #pragma once
 
+#include "cpp/exl3/windows.h"
+
 #include <array>
 #include <cstdint>
 
 namespace flashnext::exl3::internal {
 
-// HB = 2 K: bits of two weights.
 template <int HB>
-struct Plan {
-  static constexpr int kTileBytes = 16 * HB;
+struct Plan : Windows<HB> {
+  using Windows<HB>::kTileBytes;
   static constexpr int kRegisters = (kTileBytes + 63) / 64;
   // The last register ends with the tile, so that no load leaves it.
   static constexpr int kLast = kTileBytes < 64 ? 0 : kTileBytes - 64;
   static constexpr bool kLaneFitsQword = HB <= 12;
 
-  static constexpr int floor8(int bits) { return (bits + 1024) / 8 - 128; }
-  // Stream position just past window j of half h of lane class c, for column 0.
-  static constexpr int end(int c, int h, int j) { return ((8 * c + 4 * h + j + 1) * HB) / 2; }
+  using Windows<HB>::end;
+  using Windows<HB>::dword_start;
 
   // Windows first..j of both halves lie in 32 bits from the byte where `first` starts.
-  static constexpr int dword_start(int c, int h, int first) {
-    return floor8(end(c, h, first) - 16);
-  }
   static constexpr bool shares(int c, int first, int j) {
     return end(c, 0, j) <= 8 * dword_start(c, 0, first) + 32 &&
            end(c, 1, j) <= 8 * dword_start(c, 1, first) + 32;

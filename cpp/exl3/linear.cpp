@@ -25,6 +25,10 @@ std::string_view to_string(Isa isa) noexcept {
 bool supported(Isa isa) noexcept {
   if (isa == Isa::kScalar) return true;
 #if defined(__x86_64__)
+  if (isa == Isa::kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+  }
   if (isa == Isa::kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -46,6 +50,7 @@ namespace {
 const Kernels& kernels(Isa isa) noexcept {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx512) return internal::kAvx512Kernels;
+  if (isa == Isa::kAvx2) return internal::kAvx2Kernels;
 #endif
   static_cast<void>(isa);
   return internal::kScalarKernels;
