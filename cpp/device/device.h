@@ -170,6 +170,7 @@ class Graph {
   }
   explicit operator bool() const noexcept { return device_ != nullptr; }
   void replay(StreamId stream) const { device_->replay(id_, stream); }
+  std::size_t nodes() const { return device_->graph_nodes(id_); }
 
  private:
   Device* device_ = nullptr;

@@ -6,6 +6,7 @@
 #include "cpp/bank/weights.h"
 #include "cpp/base/thread_pool.h"
 #include "cpp/model/layer_graph.h"
+#include "cpp/model/op_cost.h"
 #include "cpp/model/program.h"
 #include "cpp/model/state.h"
 #include "cpp/model/step_buffer.h"
@@ -52,6 +53,23 @@ struct Snapshot {
   std::vector<std::int32_t> pages;  // held references
   std::int32_t block = -1;          // where the engine keeps the slot's copy
   std::int32_t mtp_length = 0;
+};
+
+// All ops of one kind in a step.
+struct OpFamily {
+  std::string name;
+  std::int32_t launches;
+  std::size_t nodes;  // work items of the device (0: it does not count them)
+  double seconds;     // all of them, one after the other
+  OpCost cost;
+};
+
+struct StepProfile {
+  std::int32_t rows = 0;
+  double seconds = 0;     // the whole step on the device, as step() runs it
+  std::size_t nodes = 0;  // work items of its graph (0: not counted, or no graph)
+  double experts = 0;     // distinct routed experts a layer, on average
+  std::vector<OpFamily> families;
 };
 
 // Rows of a step that may be rewound: drafts are verified in windows up to this.
@@ -104,6 +122,10 @@ class Engine {
   // options.taps.
   std::vector<float> taps();
 
+  // Repeats the last step for measurement, as a whole and family by family. Sequences are spoilt by
+  // it: every lane is empty afterwards.
+  StepProfile profile(int repeats);
+
   struct Counters {
     std::uint64_t steps = 0, rows = 0, outputs = 0, rewinds = 0, snapshots = 0, restores = 0;
     std::uint64_t graphs = 0, ops_per_token = 0;
@@ -140,6 +162,9 @@ class Engine {
   GraphBuilder::Sizes build_bucket(Built& built, std::byte* base, const GraphBuilder::Sizes& sizes);
   void capture(const Program& program, Graph& graph);
   void run(const Program& program, const Graph& graph);
+  template <class Run>
+  double time_run(Run&& enqueue, int repeats);
+  std::int32_t count_experts(const RouteArgs& route, std::int32_t rows);
   Built& bucket_for(std::int32_t rows, std::int32_t outputs);
   LaneState& lane(std::int32_t index);
   const LaneState& lane(std::int32_t index) const;

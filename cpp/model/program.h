@@ -55,6 +55,14 @@ class Program {
 
   void enqueue(Device& device, const ProgramStreams& streams) const;
   std::size_t num_ops() const noexcept;
+  // visit(op, args, args_bytes) for every op, in order.
+  template <class Visit>
+  void for_each_op(Visit&& visit) const {
+    for (const Instruction& i : instructions_) {
+      if (i.kind == Kind::kOp)
+        visit(i.op, static_cast<const void*>(args_.data() + i.offset), i.bytes);
+    }
+  }
 
  private:
   enum class Kind : std::uint8_t { kOp, kCopy, kFork, kJoin };

@@ -1,11 +1,20 @@
 // What benches need of flashnext._core: sessions on synthetic checkpoints, runs timed step by step,
 // and the bounds of this machine.
 #include "cpp/checkpoint/synthetic.h"
+#include "cpp/device/bounds.h"
+#include "cpp/session/measure.h"
 #include "python/bind/py_session.h"
 
 namespace flashnext::bind {
 
 namespace {
+
+exl3::Isa isa_named(const std::string& name) {
+  for (const exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
+    if (name == exl3::to_string(isa)) return isa;
+  }
+  return exl3::best_isa();
+}
 
 // Options of a session by the names of Session.__init__.
 SessionOptions session_options(const py::kwargs& given) {
@@ -39,6 +48,115 @@ SessionOptions session_options(const py::kwargs& given) {
   return o;
 }
 
+py::dict cost_dict(const OpCost& cost) {
+  py::dict d;
+  d["weight_bytes"] = cost.weight_bytes;
+  d["other_bytes"] = cost.other_bytes;
+  d["exl3_macs"] = cost.exl3_macs;
+  d["half_macs"] = cost.half_macs;
+  return d;
+}
+
+py::dict profile_dict(const StepProfile& p) {
+  py::dict d;
+  py::list families;
+  for (const OpFamily& f : p.families) {
+    py::dict e = cost_dict(f.cost);
+    e["name"] = f.name;
+    e["launches"] = f.launches;
+    e["nodes"] = f.nodes;
+    e["seconds"] = f.seconds;
+    families.append(e);
+  }
+  d["rows"] = p.rows;
+  d["seconds"] = p.seconds;
+  d["nodes"] = p.nodes;
+  d["experts"] = p.experts;
+  d["families"] = families;
+  return d;
+}
+
+// Times of one run, and with `repeats` > 0 the profile of its last step.
+py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int32_t new_tokens,
+                 std::int32_t chunk, int repeats) {
+  MeasureOptions o;
+  o.new_tokens = new_tokens;
+  o.chunk = chunk;
+  o.poll = [] {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+  StepProfile profile;
+  const RunTimes times = s.run([&](Session& session) {
+    RunTimes t = measure_run(session, prompt, o, repeats > 0);
+    if (repeats > 0) profile = session.engine().profile(repeats);
+    return t;
+  });
+  py::dict d;
+  d["chunk_ns"] = times.chunk_ns;
+  d["decode_ns"] = times.decode_ns;
+  d["tokens"] = times.tokens;
+  if (repeats > 0) d["profile"] = profile_dict(profile);
+  return d;
+}
+
+py::dict host_bounds(int threads, const std::string& isa) {
+  const HostBounds b = [&] {
+    py::gil_scoped_release release;
+    return measure_host_bounds(threads, isa_named(isa));
+  }();
+  py::dict d;
+  d["threads"] = b.threads;
+  d["core_read"] = b.core_read;
+  d["all_read"] = b.all_read;
+  d["core_exl3"] = b.core_exl3;
+  d["all_exl3"] = b.all_exl3;
+  d["core_exl3_cached"] = b.core_exl3_cached;
+  d["all_exl3_cached"] = b.all_exl3_cached;
+  return d;
+}
+
+py::dict cuda_bounds(int ordinal) {
+  const CudaBounds b = [&] {
+    py::gil_scoped_release release;
+    return measure_cuda_bounds(ordinal);
+  }();
+  py::dict d;
+  d["read"] = b.read;
+  d["copy"] = b.copy;
+  d["graph_node"] = b.graph_node;
+  d["graph_launch"] = b.graph_launch;
+  d["int8_ops"] = b.int8_ops;
+  d["half_flops"] = b.half_flops;
+  py::list link;
+  for (const CopyRate& rate : b.link) {
+    py::dict e;
+    e["bytes"] = rate.bytes;
+    e["to_device"] = rate.to_device;
+    e["to_host"] = rate.to_host;
+    link.append(e);
+  }
+  d["link"] = link;
+  return d;
+}
+
+py::dict machine_of(int ordinal) {
+  const CudaMachine m = cuda_machine(ordinal);
+  py::dict d;
+  d["name"] = m.name;
+  d["uuid"] = m.uuid;
+  d["capability"] = py::make_tuple(m.major, m.minor);
+  d["multiprocessors"] = m.multiprocessors;
+  d["memory_bytes"] = m.memory_bytes;
+  d["driver"] = m.driver;
+  d["runtime"] = m.runtime;
+  d["clock_khz"] = m.clock_khz;
+  d["memory_clock_khz"] = m.memory_clock_khz;
+  d["ecc"] = m.ecc;
+  d["compiler"] = m.compiler;
+  return d;
+}
+
 }  // namespace
 
 void bind_bench(py::module_& m) {
@@ -55,6 +173,11 @@ void bind_bench(py::module_& m) {
       },
       py::arg("like"), py::arg("layers") = 0, py::kw_only(), py::arg("synthetic_seed") = 1,
       py::arg("pool_bytes") = SyntheticOptions{}.pool_bytes, py::arg("progress") = py::none());
+  m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
+        py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("profile") = 0);
+  m.def("host_bounds", &host_bounds, py::arg("threads") = 0, py::arg("isa") = "auto");
+  m.def("cuda_bounds", &cuda_bounds, py::arg("ordinal") = 0);
+  m.def("cuda_machine", &machine_of, py::arg("ordinal") = 0);
 }
 
 }  // namespace flashnext::bind
