@@ -7,7 +7,7 @@ namespace flashnext {
 
 namespace {
 // Loops of one token follow each other within microseconds: wait that long awake before sleeping.
-constexpr int kSpins = 4000;
+constexpr int kSpins = 2000;
 
 inline void pause_cpu() noexcept {
 #if defined(__x86_64__)
@@ -42,12 +42,14 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, void* self) 
   call_ = call;
   self_ = self;
   next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  loop_.fetch_add(1, std::memory_order_release);
+  const std::uint32_t loop = loop_.load(std::memory_order_relaxed) + 1;
+  state_.store(std::uint64_t{loop} << 32 | kOpen, std::memory_order_release);
+  loop_.store(loop, std::memory_order_release);
   loop_.notify_all();
   take_pieces();
-  // NOTE: the fields above may change only when every worker has left this loop.
-  for (int spin = 0; busy_.load(std::memory_order_acquire) != 0; ++spin) {
+  // NOTE: the fields above may change only when the loop is closed and every worker has left it.
+  state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  for (int spin = 0; (state_.load(std::memory_order_acquire) & (kOpen - 1)) != 0; ++spin) {
     if (spin < kSpins) {
       pause_cpu();
     } else {
@@ -65,7 +67,7 @@ void ThreadPool::take_pieces() {
 }
 
 void ThreadPool::work() {
-  std::uint64_t seen = 0;
+  std::uint32_t seen = 0;
   for (;;) {
     for (int spin = 0; loop_.load(std::memory_order_acquire) == seen; ++spin) {
       if (spin < kSpins) {
@@ -76,8 +78,13 @@ void ThreadPool::work() {
     }
     seen = loop_.load(std::memory_order_acquire);
     if (stop_.load()) return;
-    take_pieces();
-    busy_.fetch_sub(1, std::memory_order_release);
+    std::uint64_t state = state_.load(std::memory_order_acquire);
+    while ((state & kOpen) != 0) {
+      if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
+      take_pieces();
+      state_.fetch_sub(1, std::memory_order_acq_rel);
+      break;
+    }
   }
 }
 

@@ -46,10 +46,14 @@ class ThreadPool {
   void take_pieces();
 
   std::vector<std::thread> workers_;
-  std::atomic<std::uint64_t> loop_{0};  // number of the current loop
+  // The current loop: its number in the upper half, kOpen while it may be joined, and the workers
+  // inside below. A worker joins by adding itself while the loop is open, so the caller never waits
+  // for one that the system has not let run.
+  static constexpr std::uint64_t kOpen = std::uint64_t{1} << 31;
+  std::atomic<std::uint64_t> state_{0};
+  std::atomic<std::uint32_t> loop_{0};  // number of the current loop: what sleepers wait for
   std::atomic<bool> stop_{false};
   std::atomic<std::int64_t> next_{0};
-  std::atomic<int> busy_{0};  // workers that have not finished the current loop
   std::int64_t n_ = 0;
   std::int64_t grain_ = 1;
   Call call_ = nullptr;
