@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Session:
         memory_limit: int = 0,
         token_limit: int = 0,
         taps: bool = False,
+        capabilities: Sequence[str] = (),
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None: ...
     @property
@@ -87,3 +88,25 @@ def ring_rows(
     rows: npt.NDArray[np.int16], bits: int, bias: npt.NDArray[np.uint16] | None = None
 ) -> npt.NDArray[np.float32]: ...
 def elementwise(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
+
+# benchmarks, gates and synthetic checkpoints
+def synthetic_session(
+    like: str,
+    layers: int = 0,
+    *,
+    synthetic_seed: int = 1,
+    pool_bytes: int = ...,
+    progress: Callable[[str, int, int], None] | None = None,
+    **options: Any,
+) -> Session: ...
+def measure(
+    session: Session,
+    prompt: list[int],
+    *,
+    new_tokens: int = 32,
+    chunk: int = 0,
+    profile: int = 0,
+) -> dict[str, Any]: ...
+def host_bounds(threads: int = 0, isa: str = "auto") -> dict[str, Any]: ...
+def cuda_bounds(ordinal: int = 0) -> dict[str, Any]: ...
+def cuda_machine(ordinal: int = 0) -> dict[str, Any]: ...

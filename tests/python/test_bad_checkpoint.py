@@ -110,7 +110,7 @@ CASES: list[tuple[str, Callable[[Edited], None], list[str]]] = [
     ("hidden size of a text", text("hidden_size", "256"), ["hidden_size"]),
     ("negative layers", text("num_hidden_layers", -8), ["num_hidden_layers"]),
     ("other hidden size", text("hidden_size", 384), ["256"]),
-    ("more experts than tensors", text("num_experts", 33), ["experts.32"]),
+    ("more experts than tensors", text("num_experts", 33), ["mlp.", "33"]),
     ("unknown layer type", text("layer_types", ["recurrent"] * 8), ["layer_types"]),
     ("unknown gate", text("output_gate_type", "relu"), ["output_gate_type", "relu"]),
     ("hash constants of another table", text("ngram_vocab_size_base", 3000), ["ngram"]),
