@@ -41,6 +41,7 @@ class HostDevice final : public Device {
   void release(void* block) noexcept override;
   void seal() noexcept override { memory_.seal(); }
   std::vector<Allocated> allocations() const override { return memory_.list(); }
+  std::size_t available(Space) const override { return memory_.available(); }
 
   StreamId create_stream() override { return scheduler_.create_stream(); }
   void destroy_stream(StreamId stream) noexcept override;
@@ -67,6 +68,11 @@ class HostDevice final : public Device {
   }
   void replay(GraphId graph, StreamId stream) override;
   void destroy_graph(GraphId graph) noexcept override;
+  std::size_t graph_nodes(GraphId graph) const override {
+    const HostGraph* g = scheduler_.find_graph(graph);
+    if (g == nullptr) throw LogicError("host device: unknown graph " + std::to_string(graph));
+    return g->nodes.size();
+  }
 
  private:
   struct EventState {

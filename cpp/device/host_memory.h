@@ -24,6 +24,7 @@ class HostMemory {
 
   void* allocate(Space space, std::size_t bytes, std::string_view what);
   void seal() noexcept { sealed_ = true; }
+  std::size_t available() const noexcept { return limit_ - used_; }
   std::vector<Allocated> list() const;  // in order of allocation
 
   // Null when `block` is not the start of a live block.

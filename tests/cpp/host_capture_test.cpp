@@ -20,10 +20,12 @@ TEST(HostCapture, RecordsInsteadOfRunningAndReplaysAnyNumberOfTimes) {
   Stream stream(*device);
   one.fill(1);
   sum.fill(0);
-  Capture capture(*device, stream.id());
+  device->begin_capture(stream.id());
   enqueue_add(*device, stream.id(), one, sum, sum);
   device->copy_async(stream.id(), copy.data(), sum.data(), kBytes);
-  const Graph graph = capture.finish();
+  const GraphId id = device->end_capture(stream.id());
+  EXPECT_EQ(device->graph_nodes(id), 2u);
+  const Graph graph(*device, id);
   device->synchronize(stream.id());
   EXPECT_EQ(sum.value(), 0.0f);
   for (int i = 0; i < 3; ++i) graph.replay(stream.id());

@@ -3,8 +3,6 @@
 
 #include "tests/cpp/host_device_case.h"
 
-#include <cstring>
-#include <map>
 #include <random>
 
 namespace flashnext {
@@ -13,7 +11,6 @@ namespace {
 using test::BadGather;
 using test::enqueue_add;
 using test::kBytes;
-using test::kItems;
 using test::make_device;
 using test::message_of;
 using test::Vec;
@@ -260,7 +257,9 @@ TEST(HostDeviceMemory, ALimitNamesSpacePartBytesPartsAndSum) {
   options.threads = 1;
   options.memory_limit = 1000;
   auto device = make_host_device(options);
+  EXPECT_EQ(device->available(Space::kDevice), 1000u);
   const Block a(*device, Space::kDevice, 600, "dense weights");
+  EXPECT_EQ(device->available(Space::kPinned), 400u);  // one limit over all spaces
   Block b(*device, Space::kPinned, 300, "bank");
   try {
     device->allocate(Space::kDevice, 101, "kv pages");
