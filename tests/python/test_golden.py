@@ -66,6 +66,17 @@ def compare(reference: np.ndarray, own: np.ndarray, argmax: np.ndarray, what: st
     np.testing.assert_array_equal(own[clear, :VALID].argmax(1), argmax[clear], what)
 
 
+def test_the_measure_itself() -> None:
+    a, b = np.log([[0.5, 0.5]]).astype(np.float32), np.log([[0.25, 0.75]]).astype(np.float32)
+    expected = 0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75)
+    np.testing.assert_allclose(kl(a, b + np.float32(3)), [expected], rtol=1e-6)
+    assert kl(a, a) == 0
+    reference = load_golden("A_visible.npz")["0/logits"]
+    noise = np.random.default_rng(0).normal(size=reference.shape).astype(np.float32)
+    with pytest.raises(AssertionError, match="KL"):
+        compare(reference, reference + np.float32(5e-3) * noise, reference.argmax(1), "noise")
+
+
 @pytest.mark.parametrize("letter", ["A", "B"])
 def test_every_answer_of_the_golden_is_used(letter: str) -> None:
     names = load_golden(f"{letter}_visible.npz").files
