@@ -191,7 +191,7 @@ void Engine::capture(const Program& program, Graph& graph) {
 }
 
 void Engine::run(const Program& program, const Graph& graph) {
-  if (graph) {
+  if (graph && use_graphs_) {
     graph.replay(streams_.main());
   } else {
     program.enqueue(device_, streams_);

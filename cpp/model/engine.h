@@ -122,6 +122,10 @@ class Engine {
   // options.taps.
   std::vector<float> taps();
 
+  // Whether steps replay their graphs (where options.graphs captured some) or enqueue op by op: the
+  // same bits either way.
+  void use_graphs(bool on) noexcept { use_graphs_ = on; }
+
   // Repeats the last step for measurement, as a whole and family by family. Sequences are spoilt by
   // it: every lane is empty afterwards.
   StepProfile profile(int repeats);
@@ -180,6 +184,7 @@ class Engine {
   const ModelShape& shape_;
   EngineOptions options_;
   bool mtp_ = false;
+  bool use_graphs_ = true;
   std::int32_t max_pages_ = 0;
   std::int32_t max_outputs_ = 0;
 

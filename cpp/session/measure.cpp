@@ -27,6 +27,18 @@ std::int32_t timed_step(Engine& engine, std::span<const std::int32_t> tokens, bo
   return out.front().token;
 }
 
+// Graphs on or off until the end of the scope.
+class GraphChoice {
+ public:
+  GraphChoice(Engine& engine, bool on) : engine_(engine) { engine_.use_graphs(on); }
+  ~GraphChoice() { engine_.use_graphs(true); }
+  GraphChoice(const GraphChoice&) = delete;
+  GraphChoice& operator=(const GraphChoice&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
 }  // namespace
 
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
@@ -46,6 +58,7 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   const auto chunk = static_cast<std::size_t>(options.chunk > 0 ? options.chunk : limits.chunk);
   session.scheduler().prefixes().clear();
   for (std::int32_t l = 0; l < limits.lanes; ++l) engine.reset(l);
+  const GraphChoice choice(engine, options.graphs);
   RunTimes times;
   std::int32_t token = -1;
   for (std::size_t at = 0; at < prompt.size(); at += chunk) {

@@ -14,6 +14,7 @@ namespace flashnext {
 struct MeasureOptions {
   std::int32_t new_tokens = 32;  // decode steps after the first token
   std::int32_t chunk = 0;        // rows of a prefill step; 0: the session's
+  bool graphs = true;            // false: every step op by op
   SampleParams sampling{};
   std::function<void()> poll;  // called between steps; may throw
 };

@@ -78,10 +78,11 @@ py::dict profile_dict(const StepProfile& p) {
 
 // Times of one run, and with `repeats` > 0 the profile of its last step.
 py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int32_t new_tokens,
-                 std::int32_t chunk, int repeats) {
+                 std::int32_t chunk, bool graphs, int repeats) {
   MeasureOptions o;
   o.new_tokens = new_tokens;
   o.chunk = chunk;
+  o.graphs = graphs;
   o.poll = [] {
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -174,7 +175,8 @@ void bind_bench(py::module_& m) {
       py::arg("like"), py::arg("layers") = 0, py::kw_only(), py::arg("synthetic_seed") = 1,
       py::arg("pool_bytes") = SyntheticOptions{}.pool_bytes, py::arg("progress") = py::none());
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
-        py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("profile") = 0);
+        py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
+        py::arg("profile") = 0);
   m.def("host_bounds", &host_bounds, py::arg("threads") = 0, py::arg("isa") = "auto");
   m.def("cuda_bounds", &cuda_bounds, py::arg("ordinal") = 0);
   m.def("cuda_machine", &machine_of, py::arg("ordinal") = 0);

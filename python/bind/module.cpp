@@ -61,7 +61,10 @@ py::dict build_info() {
   py::dict d;
   d["version"] = FN_VERSION;
   d["compiler"] = __VERSION__;
+  d["build_type"] = FN_BUILD_TYPE;
+  d["flags"] = FN_FLAGS;
   d["cuda"] = cuda_built();
+  d["cuda_archs"] = FN_CUDA_ARCHS;
   d["isa"] = std::string(exl3::to_string(exl3::best_isa()));
   d["cores"] = available_cores();
   return d;

@@ -105,6 +105,7 @@ def measure(
     *,
     new_tokens: int = 32,
     chunk: int = 0,
+    graphs: bool = True,
     profile: int = 0,
 ) -> dict[str, Any]: ...
 def host_bounds(threads: int = 0, isa: str = "auto") -> dict[str, Any]: ...
