@@ -41,7 +41,7 @@ TEST(Exl3Ops, LinearsOfOneInput) {
   linears.push_back(random_linear(in, 640, 48, 1, 1));
   linears.push_back(random_linear(in, 128, 80, 2, 3, true));
   linears.push_back(random_linear(in, 256, 40, 3, 0));
-  const std::int32_t max_rows = 300;
+  const std::int32_t max_rows = 140;
   const std::vector<float> x = random_rows(max_rows, in, 4);
   for (const std::int32_t levels : {exl3::kLevels, exl3::kLevelsOneDigit}) {
     std::vector<std::vector<float>> expected;
@@ -55,7 +55,7 @@ TEST(Exl3Ops, LinearsOfOneInput) {
     }
     for (const Isa isa : isas()) {
       for (const int threads : {1, 2, 3}) {
-        for (const std::int32_t rows : {0, 1, 2, 7, 130, 300}) {
+        for (const std::int32_t rows : {0, 1, 2, 7, 140}) {
           Exl3LinearArgs args{};
           args.rows = {&rows, 1, max_rows};
           args.x = x.data();
@@ -122,7 +122,7 @@ TEST(Exl3Ops, Experts) {
   const int experts = 9;
   const Bank bank(experts);
   const std::int32_t slots = 4;
-  const std::int32_t max_rows = 200;  // 800 pairs: more than one batch
+  const std::int32_t max_rows = 140;  // 560 pairs: more than one batch
   const std::vector<float> x = random_rows(max_rows, Bank::kDim, 5);
   std::mt19937 random(6);
   std::vector<std::int32_t> ids;
@@ -144,7 +144,7 @@ TEST(Exl3Ops, Experts) {
     }
     for (const Isa isa : isas()) {
       for (const int threads : {1, 2}) {
-        for (const std::int32_t rows : {0, 1, 2, 5, 40, 200}) {
+        for (const std::int32_t rows : {0, 1, 2, 5, 40, 140}) {
           ExpertsArgs args{};
           args.rows = {&rows, 1, max_rows};
           args.x = x.data();
