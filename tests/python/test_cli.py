@@ -178,6 +178,23 @@ def test_chat_says_when_the_window_is_full() -> None:
     assert result.stdout == "17 + 14 = 31.\n"
 
 
+def test_ctrl_c_in_chat_stops_the_answer_alone() -> None:
+    command = [sys.executable, "-m", "flashnext", "chat", "--quiet", "--temperature", "3"]
+    command += ["--max-new-tokens", "3500", "--seed", "2"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"Tell me a story.\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(b"/stats\n/quit\n", timeout=60)
+    assert process.returncode == 0, err.decode()
+    assert b"(stopped)\n" in out and b"(cancelled)" in out
+    assert b"Traceback" not in err
+
+
 def test_ctrl_c_ends_generate_with_130() -> None:
     command = [sys.executable, "-m", "flashnext", "generate", "Tell me a story.", "--quiet"]
     command += ["--max-new-tokens", "4000", "--temperature", "3", "--seed", "2"]
