@@ -27,7 +27,8 @@ bool write_sparse(const std::string& path, std::vector<SparseTensor> tensors) {
     header += (header.size() > 1 ? ",\"" : "\"") + tensor.name + "\":{\"dtype\":\"" + tensor.dtype +
               "\",\"shape\":[";
     for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
-      header += (i > 0 ? "," : "") + std::to_string(tensor.shape[i]);
+      if (i > 0) header += ",";
+      header += std::to_string(tensor.shape[i]);
     }
     header += "],\"data_offsets\":[" + std::to_string(end) + ",";
     end += bytes_of({tensor.dtype, tensor.shape, ""});

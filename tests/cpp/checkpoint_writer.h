@@ -80,9 +80,13 @@ struct Config {
     return out;
   }
   std::string nested() const {
-    return "{" + join(top) + ",\n\"text_config\": {" + join(text) + "}}";
+    std::string out = "{";
+    return out.append(join(top)).append(",\n\"text_config\": {").append(join(text)).append("}}");
   }
-  std::string flat() const { return "{" + join(top) + ",\n" + join(text) + "}"; }
+  std::string flat() const {
+    std::string out = "{";
+    return out.append(join(top)).append(",\n").append(join(text)).append("}");
+  }
 
   // Two layers, every part of the architecture once, each dimension its own size where it may be.
   static Config tiny() {
@@ -159,7 +163,8 @@ inline std::string safetensors(const std::map<std::string, StoredTensor>& tensor
     if (header.size() > 1) header += ",";
     header += "\"" + name + "\":{\"dtype\":\"" + tensor.dtype + "\",\"shape\":[";
     for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
-      header += (i > 0 ? "," : "") + std::to_string(tensor.shape[i]);
+      if (i > 0) header += ",";
+      header += std::to_string(tensor.shape[i]);
     }
     header += "],\"data_offsets\":[" + std::to_string(data.size()) + ",";
     data += tensor.bytes;

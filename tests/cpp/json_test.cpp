@@ -143,7 +143,8 @@ TEST(Json, RefusesBrokenUtf8) {
                        "\xC3("};
   for (const char* bytes : bad) {
     for (const char* head : {"", "twelve bytes", "\\n"}) {
-      const std::string text = "\"" + std::string(head) + bytes + "\"";
+      std::string text = "\"";
+      text.append(head).append(bytes).append("\"");
       EXPECT_NE(error_of(text).find("UTF-8"), std::string::npos) << text;
     }
   }

@@ -113,7 +113,8 @@ std::string serialise(const Entries& entries) {
     if (header.size() > 1) header += ",";
     header += "\"" + e.name + "\":{\"dtype\":\"" + e.dtype + "\",\"shape\":[";
     for (std::size_t i = 0; i < e.shape.size(); ++i) {
-      header += (i > 0 ? "," : "") + std::to_string(e.shape[i]);
+      if (i > 0) header += ",";
+      header += std::to_string(e.shape[i]);
     }
     header += "],\"data_offsets\":[" + std::to_string(data.size()) + ",";
     data += e.bytes;
