@@ -19,8 +19,12 @@ struct HostBounds {
   double all_read = 0;          // all threads reading
   double core_exl3 = 0;         // one thread, one-row expert products at K = 3
   double all_exl3 = 0;          // all threads
-  double core_exl3_cached = 0;  // one thread, weights in its cache
+  double core_read_cached = 0;  // the same with what is read in the caches
+  double all_read_cached = 0;
+  double core_exl3_cached = 0;
   double all_exl3_cached = 0;
+  double core_exl3_macs = 0;  // EXL3 products a second, 128 rows at once
+  double all_exl3_macs = 0;
 };
 // `bytes` of memory are used for the runs beyond the caches.
 HostBounds measure_host_bounds(int threads, exl3::Isa isa,

@@ -112,8 +112,12 @@ py::dict host_bounds(int threads, const std::string& isa) {
   d["all_read"] = b.all_read;
   d["core_exl3"] = b.core_exl3;
   d["all_exl3"] = b.all_exl3;
+  d["core_read_cached"] = b.core_read_cached;
+  d["all_read_cached"] = b.all_read_cached;
   d["core_exl3_cached"] = b.core_exl3_cached;
   d["all_exl3_cached"] = b.all_exl3_cached;
+  d["core_exl3_macs"] = b.core_exl3_macs;
+  d["all_exl3_macs"] = b.all_exl3_macs;
   return d;
 }
 

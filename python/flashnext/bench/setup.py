@@ -1,0 +1,133 @@
+"""What a bench is asked to do, and the sessions it opens."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashnext import _core
+from flashnext.errors import InputError
+
+Progress = Callable[[str, int, int], None]
+
+_FIRST_RANDOM_ID = 100
+WARMUP_TOKENS = 4  # decode steps at the head of a run that are measured, but not counted
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Every option of a bench, by the names of the command line."""
+
+    like: str = "flash-next"  # random weights of these dimensions, unless `model` names a folder
+    layers: int = 12
+    model: str | None = None
+    device: str = "auto"
+    context: tuple[int, ...] = (2048,)
+    tokens: int = 64
+    repeats: int = 3
+    chunk: int = 2048
+    threads: int = 0
+    levels: int = 32258
+    isa: str = "auto"
+    seed: int = 1
+    cold: bool = False
+    memory_budget: int = 0
+    pool_bytes: int = 256 << 20
+    profile: int = 3  # measurements an op family; 0: no stage times
+    capabilities: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuses what makes no sense before anything large is opened."""
+        if not self.context or min(self.context) < 1:
+            raise InputError(f"context = {self.context}: give one or more prompt lengths above 0")
+        for name, least in (("tokens", 1), ("repeats", 1), ("chunk", 1), ("profile", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} = {getattr(self, name)}: must be at least {least}")
+        if self.memory_budget < 0 or self.pool_bytes < 1 << 20:
+            raise InputError("memory_budget must not be negative, pool_bytes at least 1 MiB")
+
+    def requested(self) -> dict[str, Any]:
+        """For the receipt."""
+        return {key: value for key, value in asdict(self).items() if key != "command"}
+
+    @property
+    def window(self) -> int:
+        """Positions that the longest run needs, in whole pages."""
+        return (max(self.context) + self.tokens + WARMUP_TOKENS + 63) // 64 * 64
+
+    def name(self) -> str:
+        """The model, for people."""
+        if self.model is not None:
+            return Path(self.model).resolve().name
+        return f"synthetic {self.like}, {self.layers or 'all'} layers"
+
+    def checkpoint(self) -> str:
+        """A hash that two runs share if and only if they ran the same weights."""
+        digest = hashlib.sha256()
+        if self.model is None:
+            digest.update(f"{self.like} {self.layers} {self.seed} {self.pool_bytes}".encode())
+            return "synthetic:" + digest.hexdigest()[:16]
+        folder = Path(self.model)
+        for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+            digest.update(f"{path.name} {path.stat().st_size} ".encode())
+            with path.open("rb") as file:
+                head = file.read(8) if path.suffix == ".safetensors" else file.read()
+                digest.update(head)
+                if path.suffix == ".safetensors":
+                    digest.update(file.read(struct.unpack("<Q", head)[0]))
+        return "sha256:" + digest.hexdigest()[:16]
+
+    def open(self, progress: Progress | None = None) -> tuple[_core.Session, int]:
+        """A session for the longest run, and the nanoseconds that opening it took."""
+        options: dict[str, Any] = {
+            "device": self.device,
+            "window": self.window,
+            "threads": self.threads,
+            "levels": self.levels,
+            "isa": self.isa,
+            "chunk": self.chunk,
+            "prefix_snapshots": 0,
+            "memory_limit": self.memory_budget,
+            "capabilities": list(self.capabilities),
+        }
+        start = time.perf_counter_ns()
+        if self.model is None:
+            session = _core.synthetic_session(
+                self.like,
+                self.layers,
+                synthetic_seed=self.seed,
+                pool_bytes=self.pool_bytes,
+                progress=progress,
+                **options,
+            )
+        else:
+            session = _core.Session(self.model, progress=progress, **options)
+        return session, time.perf_counter_ns() - start
+
+    def prompt(self, session: _core.Session, length: int) -> list[int]:
+        """Random ids, the same for a seed and a length."""
+        vocab = session.shape["vocab"]
+        low = min(_FIRST_RANDOM_ID, vocab - 1)
+        generator = np.random.default_rng([self.seed, length])
+        return [int(i) for i in generator.integers(low, vocab, size=length)]
+
+
+def drop_page_cache(folder: str) -> int:
+    """Asks the system to forget the files of a checkpoint; the bytes it was asked to forget."""
+    total = 0
+    for path in Path(folder).glob("*.safetensors"):
+        with path.open("rb") as file, contextlib.suppress(OSError):
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            total += path.stat().st_size
+    return total
