@@ -1,0 +1,195 @@
+#include "cpp/gate/case.h"
+
+#include "cpp/base/half.h"
+
+#include <cmath>
+#include <limits>
+
+namespace flashnext::gate {
+
+namespace {
+
+// Device memory filled from a host copy.
+class Upload {
+ public:
+  Upload(Device& device, StreamId stream, const void* data, std::size_t bytes)
+      : staging_(device, Space::kPinned, bytes, "staging"),
+        block_(device, Space::kDevice, bytes, "case") {
+    std::memcpy(staging_.data(), data, bytes);
+    device.copy_async(stream, block_.data(), staging_.data(), bytes);
+  }
+  void* data() const { return block_.data(); }
+  std::vector<std::byte> read(Device& device, StreamId stream) const {
+    device.copy_async(stream, staging_.data(), block_.data(), block_.bytes());
+    device.synchronize(stream);
+    const auto* bytes = staging_.as<std::byte>();
+    return {bytes, bytes + block_.bytes()};
+  }
+
+ private:
+  Block staging_;
+  Block block_;
+};
+
+float value_at(const Buffer& b, const std::vector<std::byte>& data, std::size_t i) {
+  if (b.halves) {
+    std::uint16_t h;
+    std::memcpy(&h, data.data() + 2 * i, 2);
+    return f16_to_f32(h);
+  }
+  float f;
+  std::memcpy(&f, data.data() + 4 * i, 4);
+  return f;
+}
+
+// |got - want| / |want| in the Euclidean norm; infinity when a number is missing. What is a NaN
+// pattern on both sides was written by neither.
+double relative_error(const Buffer& b, const std::vector<std::byte>& got,
+                      const std::vector<std::byte>& want) {
+  double error = 0;
+  double size = 0;
+  const std::size_t n = want.size() / (b.halves ? 2 : 4);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double g = value_at(b, got, i);
+    const double w = value_at(b, want, i);
+    if (b.row_bytes == 0 && std::isnan(g) && std::isnan(w)) continue;
+    if (!std::isfinite(g) || !std::isfinite(w)) return std::numeric_limits<double>::infinity();
+    error += (g - w) * (g - w);
+    size += w * w;
+  }
+  return std::sqrt(error / (size > 0 ? size : 1));
+}
+
+}  // namespace
+
+bool Case::by_row() const {
+  for (const Buffer& b : buffers) {
+    if (b.output && b.row_bytes == 0) return false;
+  }
+  return segments == 0;
+}
+
+Results run(Device& device, const Case& c, const RunOptions& options) {
+  const std::int32_t count = options.count < 0 ? c.rows : options.count;
+  const std::int32_t max_rows = options.max_rows < 0 ? count : options.max_rows;
+  Stream stream(device);
+  std::vector<Upload> uploads;
+  std::vector<Block> workspaces;
+  Placed placed{&device, stream.id(), {}, nullptr, count, max_rows, &workspaces, false};
+  for (const Buffer& b : c.buffers) {
+    std::vector<std::byte> bytes = b.data;
+    if (b.link) b.link(placed.pointers, bytes);
+    if (b.row_bytes != 0) {
+      const std::size_t begin = z(options.first) * b.row_bytes;
+      bytes.assign(b.data.begin() + static_cast<std::ptrdiff_t>(begin),
+                   b.data.begin() + static_cast<std::ptrdiff_t>(begin + z(count) * b.row_bytes));
+      bytes.resize(z(max_rows) * b.row_bytes, std::byte{0xFF});
+    }
+    uploads.emplace_back(device, stream.id(), bytes.data(), bytes.size());
+    placed.pointers.push_back(uploads.back().data());
+  }
+  const StepHead head{count, c.segments, c.outputs >= 0 ? c.outputs : count, 0};
+  Upload head_upload(device, stream.id(), &head, sizeof head);
+  placed.head = static_cast<StepHead*>(head_upload.data());
+  device.synchronize(stream.id());
+  if (options.graph) {
+    placed.prepare_only = true;
+    c.launch(placed);
+    placed.prepare_only = false;
+    Capture capture(device, stream.id());
+    c.launch(placed);
+    const Graph graph = capture.finish();
+    graph.replay(stream.id());
+    device.synchronize(stream.id());
+  } else {
+    c.launch(placed);
+    device.synchronize(stream.id());
+  }
+  Results results;
+  for (std::size_t i = 0; i < c.buffers.size(); ++i) {
+    if (!c.buffers[i].output) continue;
+    results.push_back(uploads[i].read(device, stream.id()));
+    if (c.buffers[i].row_bytes != 0) results.back().resize(z(count) * c.buffers[i].row_bytes);
+  }
+  return results;
+}
+
+Comparison compare(const Case& c, const Results& got, const Results& want) {
+  Comparison result;
+  std::size_t at = 0;
+  for (const Buffer& b : c.buffers) {
+    if (!b.output) continue;
+    const std::vector<std::byte>& g = got[at];
+    const std::vector<std::byte>& w = want[at++];
+    result.tolerance = std::max(result.tolerance, b.tolerance);
+    std::string detail;
+    if (g.size() != w.size()) {
+      detail = b.name + " has another size";
+    } else if (b.tolerance == 0) {
+      std::size_t i = 0;
+      while (i < w.size() && g[i] == w[i]) ++i;
+      if (i < w.size()) {
+        detail =
+            b.name + " differs at byte " + std::to_string(i) + " of " + std::to_string(w.size());
+      }
+    } else {
+      const double error = relative_error(b, g, w);
+      result.max_error = std::max(result.max_error, error);
+      if (!(error <= b.tolerance)) detail = b.name + " is too far off: " + std::to_string(error);
+    }
+    if (detail.empty()) continue;
+    result.passed = false;
+    if (result.detail.empty()) result.detail = detail;
+  }
+  return result;
+}
+
+std::string differs(const Case& c, const Results& part, const Results& whole, std::int32_t first) {
+  std::size_t at = 0;
+  for (const Buffer& b : c.buffers) {
+    if (!b.output) continue;
+    const std::size_t begin = z(first) * b.row_bytes;
+    const std::vector<std::byte>& p = part[at];
+    const std::vector<std::byte>& w = whole[at++];
+    if (begin + p.size() > w.size()) return b.name + " has another size";
+    if (std::memcmp(p.data(), w.data() + begin, p.size()) != 0) return b.name + " differs";
+  }
+  return {};
+}
+
+const std::vector<float>& Random::pool() {
+  if (pool_.empty()) {
+    for (int i = 0; i < 65536; ++i) pool_.push_back(normal());
+  }
+  return pool_;
+}
+
+std::vector<float> Random::floats(std::size_t n, float scale, float shift) {
+  std::vector<float> v(n);
+  if (n < 65536) {
+    for (float& x : v) x = shift + normal(scale);
+  } else {
+    const std::vector<float>& from = pool();
+    for (float& x : v) x = shift + scale * from[engine_() & 65535u];
+  }
+  return v;
+}
+
+std::vector<std::uint16_t> Random::halves(std::size_t n, float scale) {
+  const std::vector<float>& from = pool();
+  std::vector<std::uint16_t> v(n);
+  for (std::uint16_t& x : v) x = f32_to_f16(scale * from[engine_() & 65535u]);
+  return v;
+}
+
+std::vector<std::byte> Random::bytes(std::size_t n) {
+  std::vector<std::byte> v(n);
+  for (std::size_t i = 0; i + 4 <= n; i += 4) {
+    const auto word = static_cast<std::uint32_t>(engine_());
+    std::memcpy(v.data() + i, &word, 4);
+  }
+  for (std::size_t i = n / 4 * 4; i < n; ++i) v[i] = static_cast<std::byte>(engine_() & 255u);
+  return v;
+}
+
+}  // namespace flashnext::gate

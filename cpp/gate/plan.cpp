@@ -1,0 +1,165 @@
+#include "cpp/gate/plan.h"
+
+#include "cpp/exl3/exl3.h"
+#include "cpp/gate/cases.h"
+
+namespace flashnext::gate {
+
+namespace {
+
+constexpr std::int32_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 64, 200};
+constexpr std::int32_t kFewRows[] = {1, 3, 8, 64};
+
+class Plan {
+ public:
+  std::vector<Planned> take() { return std::move(list_); }
+
+  template <class Make, class... Args>
+  void add(const char* gate, Make make, Args... args) {
+    list_.push_back({gate, [=] { return make(args...); }});
+  }
+
+ private:
+  std::vector<Planned> list_;
+};
+
+// Every rate, every number of decode rows, both sides of the switch to the many-row kernels.
+void integer_path(Plan& plan) {
+  using Outs = std::vector<std::pair<std::int32_t, std::int32_t>>;
+  for (const std::int32_t words : kAllWords) {
+    for (const std::int32_t rows : kRows) {
+      plan.add("integer", exl3_case, 384, Outs{{256, words}}, rows, exl3::kLevels);
+    }
+    for (const std::int32_t rows : {1, 8, 64}) {
+      plan.add("integer", exl3_case, 384, Outs{{256, words}}, rows, exl3::kLevelsOneDigit);
+    }
+  }
+  for (const std::int32_t rows : {1, 5, 40}) {
+    const Outs four{{384, 80}, {128, 48}, {512, 80}, {128, 56}};
+    plan.add("integer", exl3_case, 256, four, rows, exl3::kLevels);
+  }
+  plan.add("integer", exl3_case, 2560, Outs{{10240, 80}, {6144, 80}}, 1, exl3::kLevels);
+  plan.add("integer", exl3_case, 6144, Outs{{2560, 80}}, 7, exl3::kLevels);
+  for (const std::int32_t words : {40, 48, 80}) {
+    const ExpertsShape s{16, 5, 384, 256, {words, words, words}, 4};
+    for (const std::int32_t rows : kRows) {
+      plan.add("integer", experts_case, s, rows, exl3::kLevels, true);
+    }
+    plan.add("integer", experts_case, s, 8, exl3::kLevelsOneDigit, true);
+    plan.add("integer", experts_case, s, 64, exl3::kLevelsOneDigit, true);
+  }
+  for (const std::int32_t rows : kFewRows) {
+    const ExpertsShape mixed{6, 6, 256, 128, {48, 64, 80}, 3};
+    const ExpertsShape shared{1, 1, 640, 256, {80, 80, 80}, 1};
+    plan.add("integer", experts_case, mixed, rows, exl3::kLevels, true);
+    plan.add("integer", experts_case, shared, rows, exl3::kLevels, false);
+  }
+  const ExpertsShape real{512, 5, 2560, 640, {48, 48, 48}, 10};
+  for (const std::int32_t rows : {1, 8}) {
+    plan.add("integer", experts_case, real, rows, exl3::kLevels, true);
+  }
+}
+
+void choices(Plan& plan) {
+  for (const std::int32_t rows : kRows) {
+    for (const Dims& d : {kTiny, kReal}) {
+      plan.add("choice", route_case, d, rows, true, false);
+      plan.add("choice", route_case, d, rows, false, true);
+    }
+  }
+  for (const std::int32_t pos0 : {0, 40, 230, 1000}) {
+    plan.add("choice", index_select_case, kTinyAttention, pos0, 20);
+  }
+  for (const std::int32_t pos0 : {2040, 4000}) {
+    plan.add("choice", index_select_case, kRealAttention, pos0, 1);
+    plan.add("choice", index_select_case, kRealAttention, pos0, 40);
+  }
+  plan.add("choice", sample_case, kTiny, 100, 1500, false);
+  plan.add("choice", sample_case, kTiny, 100, 1536, true);
+  plan.add("choice", sample_case, kReal, 8, 248000, false);
+  plan.add("choice", sample_case, kReal, 4, 248320, true);
+}
+
+void streams_and_products(Plan& plan) {
+  const auto name = [](const char* text) { return std::string(text); };
+  const auto each = [&](const Dims& d, std::int32_t rows) {
+    plan.add("ops", embed_case, d, rows);
+    plan.add("ops", residual_case, d, rows);
+    plan.add("ops", mix_case, d, rows, MixKind::kPending);
+    plan.add("ops", combine_case, d, rows);
+    plan.add("ops", ple_gate_case, d, rows);
+    plan.add("ops", mtp_norm_case, d, rows, true);
+    plan.add("ops", mtp_join_case, d, rows);
+  };
+  for (const std::int32_t rows : kRows) {
+    each(kTiny, rows);
+    plan.add("ops", mix_case, kTiny, rows, MixKind::kPlain);
+    plan.add("ops", mix_case, kTiny, rows, MixKind::kPicked);
+    plan.add("ops", mtp_norm_case, kTiny, rows, false);
+    plan.add("ops", dense_case, name("tiny"), 256, std::vector<std::int32_t>{32, 1, 6, 6}, rows);
+    plan.add("ops", ngram_hash_case, rows);
+  }
+  for (const std::int32_t rows : kFewRows) {
+    each(kReal, rows);
+    plan.add("ops", dense_case, name("router"), 2560, std::vector<std::int32_t>{512, 1}, rows);
+  }
+  plan.add("ops", dense_case, name("key"), 2560, std::vector<std::int32_t>{10240, 2560}, 3);
+}
+
+void sequences(Plan& plan) {
+  using Lengths = std::vector<std::int32_t>;
+  for (const Lengths& lengths :
+       {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
+    for (const std::int32_t k_heads : {2, 16}) {
+      plan.add("ops", gdn_conv_case, k_heads, 3 * k_heads, lengths);
+      plan.add("ops", gdn_recur_case, k_heads, 3 * k_heads, lengths);
+    }
+    plan.add("ops", window_push_case, kTiny, 9, lengths);
+    plan.add("ops", ple_conv_case, kTiny, lengths);
+  }
+  plan.add("ops", window_push_case, kReal, 3, Lengths{1, 2, 3, 4, 5});
+  plan.add("ops", ple_conv_case, kReal, Lengths{1, 5, 2});
+  for (const std::int32_t rows : kFewRows) {
+    plan.add("ops", gdn_gate_case, 48, rows, rows % 2 == 0);
+    plan.add("ops", gdn_gate_case, 6, rows, rows % 2 == 1);
+  }
+  for (const std::int32_t bits : {0, 1, 2, 3, 4, 5, 6, 7, 8}) {
+    plan.add("ops", ngram_decode_case, 5, bits, bits % 2 == 1);
+  }
+  for (const std::int32_t row_bytes : {102, 61, 320}) {
+    plan.add("ops", ngram_gather_case, 33, row_bytes, std::size_t{0});
+    plan.add("ops", ngram_gather_case, 5, row_bytes, std::size_t{1});
+  }
+}
+
+void attention(Plan& plan) {
+  for (const std::int32_t pos0 : {0, 61, 130}) {
+    plan.add("ops", attn_prepare_case, kTinyAttention, pos0, 3);
+    plan.add("ops", attn_prepare_case, kTinyAttention, pos0, 70);
+    plan.add("ops", attn_prepare_case, kRealAttention, pos0, 4);
+  }
+  for (const std::int32_t rows : {1, 9}) {
+    for (const std::int32_t pos0 : {0, 60, 1000}) {
+      plan.add("ops", attention_case, kTinyAttention, pos0, rows);
+    }
+    plan.add("ops", attention_case, kRealAttention, 2044, rows);
+    plan.add("ops", attention_case, kRealAttention, 4000, rows);
+  }
+  plan.add("ops", attention_case, kTinyAttention, 0, 130);
+}
+
+}  // namespace
+
+std::vector<Planned> op_plan() {
+  Plan plan;
+  integer_path(plan);
+  choices(plan);
+  plan.add("functions", sigmoid_case);
+  plan.add("functions", silu_exp_softplus_case);
+  streams_and_products(plan);
+  sequences(plan);
+  attention(plan);
+  return plan.take();
+}
+
+}  // namespace flashnext::gate
