@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace flashnext::exl3 {
 
 using internal::kBlock;
@@ -22,12 +26,21 @@ std::string_view to_string(Isa isa) noexcept {
   return "unknown";
 }
 
+#if defined(__x86_64__)
+namespace {
+// Not a name that every compiler's __builtin_cpu_supports knows.
+bool has_f16c() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+}  // namespace
+#endif
+
 bool supported(Isa isa) noexcept {
   if (isa == Isa::kScalar) return true;
 #if defined(__x86_64__)
   if (isa == Isa::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   }
   if (isa == Isa::kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
