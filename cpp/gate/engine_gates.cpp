@@ -3,6 +3,7 @@
 #include "cpp/gate/gate.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -57,6 +58,8 @@ class EngineGates {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool wants(const char* gate) const { return options_.gate.empty() || options_.gate == gate; }
 
   void reset() {
@@ -124,6 +127,9 @@ class EngineGates {
     }
     if (compared == 0) r.detail = "nothing was compared";
     r.passed = r.detail.empty();
+    const auto now = Clock::now();
+    r.seconds = std::chrono::duration<double>(now - before_).count();
+    before_ = now;
     if (options_.on_result) options_.on_result(r);
     results_.push_back(std::move(r));
   }
@@ -246,6 +252,7 @@ class EngineGates {
   Ids ids_;
   std::vector<Ids> others_;  // of lanes
   Ids junk_;
+  Clock::time_point before_ = Clock::now();
   Bits want_;  // of ids_, one token a step
   std::vector<GateResult> results_;
 };

@@ -22,6 +22,7 @@ struct GateResult {
   double max_error = 0;  // normwise and relative, of the outputs that have a tolerance
   double tolerance = 0;  // 0: the same bits
   std::string detail;    // what failed
+  double seconds = 0;    // since the result before
 };
 
 struct GateOptions {

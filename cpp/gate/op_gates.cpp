@@ -2,6 +2,8 @@
 #include "cpp/gate/gate.h"
 #include "cpp/gate/plan.h"
 
+#include <chrono>
+
 namespace flashnext::gate {
 
 namespace {
@@ -37,6 +39,7 @@ std::vector<GateResult> run_op_gates(Device& host, Device& other, const GateOpti
   for (const Planned& planned : op_plan()) {
     if (!options.gate.empty() && planned.gate != options.gate) continue;
     if (options.poll) options.poll();
+    const auto start = std::chrono::steady_clock::now();
     const Case c = planned.make();
     GateResult r;
     r.gate = planned.gate;
@@ -56,6 +59,7 @@ std::vector<GateResult> run_op_gates(Device& host, Device& other, const GateOpti
       r.detail = e.what();
       broken = true;
     }
+    r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (options.on_result) options.on_result(r);
     results.push_back(std::move(r));
     if (broken) break;

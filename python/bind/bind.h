@@ -19,6 +19,7 @@ void bind_session(py::module_& m);
 void bind_inspect(py::module_& m);
 void bind_oracles(py::module_& m);
 void bind_bench(py::module_& m);
+void bind_gate(py::module_& m);
 
 py::dict shape_dict(const ModelShape& shape);
 

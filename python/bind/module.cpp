@@ -1,4 +1,5 @@
 // flashnext._core: errors, build facts, and the parts bound in the other files.
+#include "build_id.h"
 #include "cpp/base/errors.h"
 #include "cpp/base/thread_pool.h"
 #include "cpp/device/cuda_device.h"
@@ -60,6 +61,7 @@ void bind_errors(py::module_& m) {
 py::dict build_info() {
   py::dict d;
   d["version"] = FN_VERSION;
+  d["build_id"] = FN_BUILD_ID;
   d["compiler"] = __VERSION__;
   d["build_type"] = FN_BUILD_TYPE;
   d["flags"] = FN_FLAGS;
@@ -144,4 +146,5 @@ PYBIND11_MODULE(_core, m) {
   bind_inspect(m);
   bind_oracles(m);
   bind_bench(m);
+  bind_gate(m);
 }
