@@ -14,7 +14,8 @@ inline void require(cudaError_t error, const char* call, const char* file, int l
   if (error != cudaSuccess) throw_error(error, call, file, line);
 }
 
-// For destructors: reports to stderr, and accepts a driver that is shutting down.
+// For destructors: reports to stderr what no exception has told, and accepts a driver that is
+// shutting down.
 void log_error(cudaError_t error, const char* call) noexcept;
 
 }  // namespace flashnext::cuda
