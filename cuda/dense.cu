@@ -88,30 +88,29 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
 }
 
 // Block (n-tile, m-tile, slice).
-__global__ void __launch_bounds__(kTileThreads, 2) tile_kernel(const ProductArgs args) {
+template <int W>
+__global__ void __launch_bounds__(kTileThreads, 1) tile_kernel(const ProductArgs args) {
   extern __shared__ __align__(16) char smem[];
   pdl_trigger();
   pdl_wait();
   const int rows = min(rows_now(args.rows) - args.row0, args.group);
-  const int n0 = static_cast<int>(blockIdx.x) * kTileN;
+  const int n0 = static_cast<int>(blockIdx.x) * kTileN<W>;
   if (n0 >= rows) return;
   const int m0 = static_cast<int>(blockIdx.y) * kTileM;
   const int slice = static_cast<int>(blockIdx.z);
   const KSplit split = split_k(args.w.in);
   const int first = slice * split.slice_chunks;
-  float sum[2][4][4];
-  tile_product([&](int m) { return args.w.row(m0 + m); }, args.w.in, args.planes, n0, rows, first,
-               min(first + split.slice_chunks, split.chunks), smem, sum);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  float sum[W][4][4];
+  tile_product<W>([&](int m) { return args.w.row(m0 + m); }, args.w.in, args.planes, n0, rows,
+                  first, min(first + split.slice_chunks, split.chunks), smem, sum);
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < W; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int v = m0 + 32 * (warp / 2) + 16 * i + lane / 4 + 8 * (e / 2);
-        const int row = n0 + 32 * (warp % 2) + 8 * j + 2 * (lane % 4) + e % 2;
+        const int v = m0 + tile_row<W>(i, e);
+        const int row = n0 + tile_column<W>(j, e);
         if (v < args.w.rows() && row < rows) store(args, v, row, split.slices, slice, sum[i][j][e]);
       }
 }
@@ -197,11 +196,18 @@ void product_decode(cudaStream_t stream, const ProductArgs& args) {
 }
 
 void product_tiles(cudaStream_t stream, const ProductArgs& args) {
-  allow_smem(tile_kernel, kTileSmem);
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.group, kTileN)),
-                  static_cast<unsigned>(ceil_div(args.w.rows(), kTileM)),
-                  static_cast<unsigned>(split_k(args.w.in).slices));
-  launch_pdl(stream, tile_kernel, grid, dim3(kTileThreads), kTileSmem, args);
+  const auto run = [&]<int W>() {
+    allow_smem(tile_kernel<W>, kTileSmem<W>);
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.group, kTileN<W>)),
+                    static_cast<unsigned>(ceil_div(args.w.rows(), kTileM)),
+                    static_cast<unsigned>(split_k(args.w.in).slices));
+    launch_pdl(stream, tile_kernel<W>, grid, dim3(kTileThreads), kTileSmem<W>, args);
+  };
+  if (args.group > kTileN<2>) {
+    run.operator()<4>();
+  } else {
+    run.operator()<2>();
+  }
 }
 
 std::size_t workspace_bytes(const DenseArgs& args) { return dense_space(args).bytes; }

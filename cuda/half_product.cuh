@@ -155,122 +155,145 @@ __device__ __forceinline__ void load_chunk(const std::uint16_t* top, const std::
   }
 }
 
-// ---- the tile form: 128 weight rows x 64 activation rows a block of 256 threads
+// ---- the tile form: 128 weight rows x 32 W activation rows a block of 8 warps, with W = 2 or 4. A
+// warp has 16 W weight rows and 32 activation rows.
 
 inline constexpr int kTileM = 128;
-inline constexpr int kTileN = 64;
 inline constexpr int kTileThreads = 256;
 inline constexpr int kTileStages = 4;
-inline constexpr int kTileStageBytes = (kTileM + 2 * kTileN) * kBlockK * 2;
-inline constexpr int kTileSmem = kTileStages * kTileStageBytes;
+template <int W>
+inline constexpr int kTileN = 32 * W;
+template <int W>
+inline constexpr int kTileStageBytes = (kTileM + 2 * kTileN<W>)*kBlockK * 2;
+template <int W>
+inline constexpr int kTileSmem = kTileStages* kTileStageBytes<W>;
+
+// Where an element of a thread's sums lies in the tile.
+template <int W>
+__device__ __forceinline__ int tile_row(int i, int e) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  return 16 * W * (warp / W) + 16 * i + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * (e / 2);
+}
+template <int W>
+__device__ __forceinline__ int tile_column(int j, int e) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  return 32 * (warp % W) + 8 * j + 2 * (static_cast<int>(threadIdx.x) % 4) + e % 2;
+}
 
 __device__ __forceinline__ void cp_async16(std::uint32_t to, const void* from, bool present) {
   const int bytes = present ? 16 : 0;  // absent: zeros are written, nothing is read
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 
-// sum[i][j]: weight rows of m-tile i, activation rows of n-tile j, as mma_block's c. Adds the
-// chunks [chunk_begin, chunk_end) in order. row_of(m): weight row m of the tile, or null. `planes`:
-// row n0 on. Warp w of 8 has weight rows 32 (w / 2) + 16 i and activation rows 32 (w % 2) + 8 j.
-template <class RowOf>
+// sum[i][j]: m-tile i and n-tile j of the warp, as mma_block's c. Adds the chunks [chunk_begin,
+// chunk_end) in order. row_of(m): weight row m of the tile, or null. `planes` has `rows` rows; the
+// tile begins at n0.
+template <int W, class RowOf>
 __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes planes, int n0,
                                              int rows, int chunk_begin, int chunk_end, char* smem,
-                                             float (&sum)[2][4][4]) {
+                                             float (&sum)[W][4][4]) {
+  constexpr int kB = W / 2;  // pieces of each plane a thread fetches
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
   const int warp = tid / 32;
-  const std::uint32_t base = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   const int k_begin = chunk_begin * kChunkK;
   const int k_end = min(chunk_end * kChunkK, in);
   const int steps = (k_end - k_begin + kBlockK - 1) / kBlockK;
 
-  // Every thread fetches two 16-byte pieces of A and one of each plane a step.
-  const int piece_k = 8 * (tid % 4);
+  // A piece is 16 bytes. Absent ones are written as zeros; their addresses need only be valid.
+  int k = k_begin + 8 * (tid % 4);  // of the step that is fetched next
   const std::uint16_t* a_row[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) a_row[i] = row_of(tid / 4 + 64 * i);
-  const int n = n0 + tid / 4;
-  const bool n_present = n < rows;
-  const std::size_t n_offset =
-      n_present ? static_cast<std::size_t>(n) * static_cast<std::size_t>(in) : 0;
-  const auto fetch = [&](int step) {
-    if (step < steps) {
-      const std::uint32_t stage =
-          base + static_cast<std::uint32_t>((step % kTileStages) * kTileStageBytes + tid * 16);
-      const int k = k_begin + step * kBlockK + piece_k;
-      const bool k_present = k < k_end;
+  const std::uint16_t* hi_row[kB];
+  const std::uint16_t* lo_row[kB];
+#pragma unroll
+  for (int i = 0; i < kB; ++i) {
+    const int n = n0 + tid / 4 + 64 * i;
+    const std::size_t offset = static_cast<std::size_t>(n) * static_cast<std::size_t>(in);
+    hi_row[i] = n < rows ? planes.hi + offset : nullptr;
+    lo_row[i] = planes.lo + offset;
+  }
+  const std::uint32_t to_begin = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem)) +
+                                 static_cast<std::uint32_t>(tid) * 16;
+  std::uint32_t to = to_begin;
+  const auto fetch = [&]() {
+    if (k < k_end + kBlockK) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool present = k_present && a_row[i] != nullptr;
-        cp_async16(stage + static_cast<std::uint32_t>(i * 64 * kBlockK * 2),
+        const bool present = k < k_end && a_row[i] != nullptr;
+        cp_async16(to + static_cast<std::uint32_t>(64 * i * kBlockK * 2),
                    present ? a_row[i] + k : planes.hi, present);
       }
-      const bool present = k_present && n_present;
-      const std::size_t offset = present ? n_offset + static_cast<std::size_t>(k) : 0;
-      cp_async16(stage + kTileM * kBlockK * 2, planes.hi + offset, present);
-      cp_async16(stage + (kTileM + kTileN) * kBlockK * 2, planes.lo + offset, present);
+#pragma unroll
+      for (int i = 0; i < kB; ++i) {
+        const bool present = k < k_end && hi_row[i] != nullptr;
+        cp_async16(to + static_cast<std::uint32_t>((kTileM + 64 * i) * kBlockK * 2),
+                   present ? hi_row[i] + k : planes.hi, present);
+        cp_async16(to + static_cast<std::uint32_t>((kTileM + kTileN<W> + 64 * i) * kBlockK * 2),
+                   present ? lo_row[i] + k : planes.hi, present);
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
+    k += kBlockK;
+    to += kTileStageBytes<W>;
+    if (to == to_begin + kTileSmem<W>) to = to_begin;
   };
 
-  float acc[2][4][4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < W; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        acc[i][j][e] = 0.0f;
-        sum[i][j][e] = 0.0f;
-      }
+      for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
 
 #pragma unroll
-  for (int s = 0; s < kTileStages - 1; ++s) fetch(s);
-  const int a_offset = (32 * (warp / 2) + lane / 4) * kBlockK * 2 + (lane % 4) * 16;
-  const int b_offset = (kTileM + 32 * (warp % 2) + lane / 4) * kBlockK * 2 + (lane % 4) * 16;
-  for (int step = 0; step < steps; ++step) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2) : "memory");
-    __syncthreads();
-    fetch(step + kTileStages - 1);
-    const char* stage = smem + (step % kTileStages) * kTileStageBytes;
-    uint4 a[2][2];
+  for (int s = 0; s < kTileStages - 1; ++s) fetch();
+  const int fragment = lane / 4 * kBlockK * 2 + lane % 4 * 16;
+  const char* a_at = smem + 16 * W * (warp / W) * kBlockK * 2 + fragment;
+  const char* b_at = smem + (kTileM + 32 * (warp % W)) * kBlockK * 2 + fragment;
+  int stage = 0;
+  for (int left = steps; left > 0; left -= kChunkBlocks) {
+    const int blocks = min(left, kChunkBlocks);
+    float acc[W][4][4] = {};
+    for (int block = 0; block < blocks; ++block) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2) : "memory");
+      __syncthreads();
+      fetch();
+      uint4 a[W][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < W; ++i)
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        a[i][half] =
-            *reinterpret_cast<const uint4*>(stage + a_offset + (16 * i + 8 * half) * kBlockK * 2);
-        // Pairs of n-tiles: four chains advance together, each in mma_block's order.
+        for (int half = 0; half < 2; ++half)
+          a[i][half] =
+              *reinterpret_cast<const uint4*>(a_at + stage + (16 * i + 8 * half) * kBlockK * 2);
+          // Pairs of n-tiles: their chains advance together, each in mma_block's order.
 #pragma unroll
-    for (int pair = 0; pair < 4; pair += 2) {
-      uint4 hi[2];
-      uint4 lo[2];
+      for (int pair = 0; pair < 4; pair += 2) {
+        uint4 hi[2];
+        uint4 lo[2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const char* at = stage + b_offset + 8 * (pair + j) * kBlockK * 2;
-        hi[j] = *reinterpret_cast<const uint4*>(at);
-        lo[j] = *reinterpret_cast<const uint4*>(at + kTileN * kBlockK * 2);
+        for (int j = 0; j < 2; ++j) {
+          const char* at = b_at + stage + 8 * (pair + j) * kBlockK * 2;
+          hi[j] = *reinterpret_cast<const uint4*>(at);
+          lo[j] = *reinterpret_cast<const uint4*>(at + kTileN<W> * kBlockK * 2);
+        }
+#pragma unroll
+        for (int part = 0; part < 4; ++part)
+#pragma unroll
+          for (int i = 0; i < W; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+              mma_part(acc[i][pair + j], part, a[i][0], a[i][1], hi[j], lo[j]);
       }
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-          for (int j = 0; j < 2; ++j)
-            mma_part(acc[i][pair + j], part, a[i][0], a[i][1], hi[j], lo[j]);
-      }
+      stage = stage + kTileStageBytes<W> == kTileSmem<W> ? 0 : stage + kTileStageBytes<W>;
     }
-    if ((step + 1) % kChunkBlocks == 0 || step + 1 == steps) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < W; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
+      for (int j = 0; j < 4; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            sum[i][j][e] += acc[i][j][e];
-            acc[i][j][e] = 0.0f;
-          }
-    }
+        for (int e = 0; e < 4; ++e) sum[i][j][e] += acc[i][j][e];
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   __syncthreads();  // the caller may use the shared memory

@@ -8,9 +8,11 @@
 namespace flashnext::cuda {
 
 inline constexpr int kMaxStreams = 8;
-inline constexpr int kNormThreads = 256;
 // A row's squares are summed in pieces of this many, which is also the k of one slice of 8 chunks.
+// A thread has four values of a piece.
 inline constexpr int kPiece = 8 * kChunkK;
+inline constexpr int kNormThreads = kPiece / 4;
+inline constexpr int kNormWarps = kNormThreads / 32;
 inline constexpr int kMaxPieces = 16;
 
 struct MixParams {
@@ -35,6 +37,8 @@ struct MixParams {
   std::int32_t rank;
   std::int32_t width;  // rank, and num_streams more with injection
   std::int32_t slices;
+  float inv_dim;
+  float inv_streams;
   std::int32_t update;  // 1: the up kernel adds the pending residual to the streams
 };
 
@@ -42,8 +46,8 @@ struct MixParams {
 // cluster, and a slice lies within one stream.
 inline bool fused_decode(int num_streams, int dim) {
   const KSplit split = split_k(num_streams * dim);
-  return dim % kPiece == 0 && split.slices >= 2 && split.slices <= 8 &&
-         split.slice_chunks * kChunkK == kPiece;
+  return dim % kPiece == 0 && dim / kPiece * kNormWarps <= 32 && split.slices >= 2 &&
+         split.slices <= 8 && split.slice_chunks * kChunkK == kPiece;
 }
 
 // mix_decode.cu. Norm, down and hidden of a group of at most 8 rows, where fused_decode().
@@ -57,23 +61,28 @@ __device__ __forceinline__ int group_rows(const MixParams& p) {
   return min(rows_now(p.rows) - p.row0, p.group);
 }
 
-// From the total of a row of `down` or `inject`, still times 16.
+// 1 / sqrt(total / dim + eps), within an ulp or two.
+__device__ __forceinline__ float inverse_rms(const MixParams& p, float total) {
+  const float x = total * p.inv_dim + p.eps;
+  const float r = rsqrtf(x);
+  return r * (1.5f - 0.5f * x * r * r);
+}
+
+// From the total of a row of `down` or `inject`, still times 16. The number of streams is a power
+// of two, so that its inverse is exact.
 __device__ __forceinline__ float hidden_value(const MixParams& p, float total) {
-  return math::silu(math::div(total * kSplitUnscale, static_cast<float>(p.num_streams)));
+  return math::silu(total * (kSplitUnscale * p.inv_streams));
 }
 __device__ __forceinline__ float inject_value(const MixParams& p, float total) {
-  return 2.0f * math::sigmoid(math::div(total * kSplitUnscale, static_cast<float>(p.num_streams)));
+  return 2.0f * math::sigmoid(total * (kSplitUnscale * p.inv_streams));
 }
 
 __device__ __forceinline__ float4 add_scaled(const float4& v, float a, const float4& y) {
   return {v.x + a * y.x, v.y + a * y.y, v.z + a * y.z, v.w + a * y.w};
 }
 
-__device__ __forceinline__ float add_squares(float sum, const float4& v) {
-  sum += v.x * v.x;
-  sum += v.y * v.y;
-  sum += v.z * v.z;
-  return sum + v.w * v.w;
+__device__ __forceinline__ float sum_squares(const float4& v) {
+  return (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
 }
 
 // Four normed values as planes, at `to` of both.

@@ -10,6 +10,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
+#include <cmath>
 #include <cooperative_groups.h>
 
 namespace flashnext::cuda {
@@ -104,7 +105,13 @@ __device__ Key block_min(Shared& shared, Key key) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared.warp_keys[threadIdx.x / 32] = key;
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) key = shared.warp_keys[w] < key ? shared.warp_keys[w] : key;
+  static_assert(kWarps == 32, "a lane a warp");
+  key = shared.warp_keys[threadIdx.x % 32];
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    const Key other = __shfl_xor_sync(kAll, key, d);
+    key = other < key ? other : key;
+  }
   return key;
 }
 
@@ -323,13 +330,22 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   std::int32_t* token = args.tokens + output;
   const bool writes = row.rank == 0 && threadIdx.x == 0;
 
-  Key best = ~Key{0};
-  Key worst = 0;
+  // A thread sees its candidates by ascending id, so the first of equal logits stays.
+  float top = -INFINITY;
+  float low = INFINITY;
+  int top_id = -1;
+  bool nan = false;
   row.for_each([&](float logit, int id) {
-    const Key key = logit == logit ? key_of(logit, id) : 0;  // NaN anywhere wins, with key 0
-    best = key < best ? key : best;
-    worst = key > worst ? key : worst;
+    nan = nan || logit != logit;
+    low = logit < low ? logit : low;
+    if (logit > top || top_id < 0) {
+      top = logit;
+      top_id = id;
+    }
   });
+  // NaN anywhere wins, with key 0.
+  Key best = nan ? 0 : top_id < 0 ? ~Key{0} : key_of(top, top_id);
+  Key worst = key_of(low, 0);
   best = cluster_min(cluster, shared, best);
   const float largest = logit_of(best);
   if (best == 0 || largest - largest != 0.0f) {

@@ -30,7 +30,7 @@ __device__ __forceinline__ float joined(const MixParams& p, int row, int v) {
 // Block (row, stream).
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
   extern __shared__ float stream[];  // (dim)
-  __shared__ float parts[kMaxPieces][kNormThreads / 32];
+  __shared__ float parts[kMaxPieces][kNormWarps];
   pdl_trigger();
   pdl_wait();
   const int row = static_cast<int>(blockIdx.x);
@@ -53,15 +53,16 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
   const int pieces = (p.dim + kPiece - 1) / kPiece;
   for (int piece = 0; piece < pieces; ++piece) {
     const int end = min(p.dim, (piece + 1) * kPiece);
+    const int c = piece * kPiece + 4 * tid;
     float squares = 0.0f;
-    for (int c = piece * kPiece + 4 * tid; c < end; c += 4 * kNormThreads) {
+    if (c < end) {
       float4 v = *reinterpret_cast<const float4*>(s + c);
       if (y != nullptr) {
         v = add_scaled(v, inj, *reinterpret_cast<const float4*>(y + c));
         *reinterpret_cast<float4*>(s + c) = v;
       }
       *reinterpret_cast<float4*>(stream + c) = v;
-      squares = add_squares(squares, v);
+      squares = sum_squares(v);
     }
     squares = warp_sum(squares);
     if (tid % 32 == 0) parts[piece][tid / 32] = squares;
@@ -71,14 +72,15 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
   for (int piece = 0; piece < pieces; ++piece) {
     float squares = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kNormThreads / 32; ++w) squares += parts[piece][w];
+    for (int w = 0; w < kNormWarps; ++w) squares += parts[piece][w];
     total += squares;
   }
-  const float r = math::rsqrt(math::div(total, static_cast<float>(p.dim)) + p.eps);
+  const float r = inverse_rms(p, total);
   const std::size_t to = static_cast<std::size_t>(row) * stack + offset;
   for (int piece = 0; piece < pieces; ++piece) {
     const int end = min(p.dim, (piece + 1) * kPiece);
-    for (int c = piece * kPiece + 4 * tid; c < end; c += 4 * kNormThreads) {
+    const int c = piece * kPiece + 4 * tid;
+    if (c < end) {
       store_normed(*reinterpret_cast<const float4*>(stream + c), r,
                    *reinterpret_cast<const float4*>(p.norm + offset + c), p.stack.hi + to + c,
                    p.stack.lo + to + c);
@@ -96,7 +98,7 @@ __device__ __forceinline__ float gated_mean(const MixParams& p, int row, int c, 
   for (int h = 0; h < p.num_streams; ++h, at += dim) {
     x += math::sigmoid(gate(h)) * unsplit(p.stack.hi[at], p.stack.lo[at]);
   }
-  return math::div(x, static_cast<float>(p.num_streams));
+  return x * p.inv_streams;
 }
 
 // Joins the slices: planes of the hidden row, and inj. Block: a row.
@@ -117,12 +119,13 @@ __global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
 }
 
 // Block (n-tile, channels): 128 / S channels of every stream.
-__global__ void __launch_bounds__(kTileThreads, 2) up_tile_kernel(const MixParams p) {
+template <int W>
+__global__ void __launch_bounds__(kTileThreads, 1) up_tile_kernel(const MixParams p) {
   extern __shared__ __align__(16) char smem[];
   pdl_trigger();
   pdl_wait();
   const int rows = group_rows(p);
-  const int n0 = static_cast<int>(blockIdx.x) * kTileN;
+  const int n0 = static_cast<int>(blockIdx.x) * kTileN<W>;
   if (n0 >= rows) return;
   const int channels = kTileM / p.num_streams;
   const int c0 = static_cast<int>(blockIdx.y) * channels;
@@ -134,26 +137,22 @@ __global__ void __launch_bounds__(kTileThreads, 2) up_tile_kernel(const MixParam
                    static_cast<std::size_t>(c)) *
                       static_cast<std::size_t>(p.rank);
   };
-  float sum[2][4][4];
-  tile_product(row_of, p.rank, p.hidden, n0, rows, 0, split_k(p.rank).chunks, smem, sum);
+  float sum[W][4][4];
+  tile_product<W>(row_of, p.rank, p.hidden, n0, rows, 0, split_k(p.rank).chunks, smem, sum);
   // (rows of the tile, 128 + pad) in the stages' place.
   constexpr int kStride = kTileM + 1;
+  static_assert(kTileN<W> * kStride * sizeof(float) <= kTileSmem<W>);
   float* gates = reinterpret_cast<float*>(smem);
-  const int tid = static_cast<int>(threadIdx.x);
-  const int lane = tid % 32;
-  const int warp = tid / 32;
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < W; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int m = 32 * (warp / 2) + 16 * i + lane / 4 + 8 * (e / 2);
-        const int n = 32 * (warp % 2) + 8 * j + 2 * (lane % 4) + e % 2;
-        gates[n * kStride + m] = sum[i][j][e] * kSplitUnscale;
+        gates[tile_column<W>(j, e) * kStride + tile_row<W>(i, e)] = sum[i][j][e] * kSplitUnscale;
       }
   __syncthreads();
-  for (int i = tid; i < channels * kTileN; i += kTileThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < channels * kTileN<W>; i += kTileThreads) {
     const int c = i % channels;
     const int n = i / channels;
     if (n0 + n >= rows || c0 + c >= p.dim) continue;
@@ -161,6 +160,14 @@ __global__ void __launch_bounds__(kTileThreads, 2) up_tile_kernel(const MixParam
         static_cast<std::size_t>(c0 + c)] =
         gated_mean(p, n0 + n, c0 + c, [&](int s) { return gates[n * kStride + s * channels + c]; });
   }
+}
+
+template <int W>
+void launch_up_tiles(cudaStream_t stream, const MixParams& p) {
+  allow_smem(up_tile_kernel<W>, kTileSmem<W>);
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.group, kTileN<W>)),
+                  static_cast<unsigned>(ceil_div(p.dim, kTileM / p.num_streams)));
+  launch_pdl(stream, up_tile_kernel<W>, grid, dim3(kTileThreads), kTileSmem<W>, p);
 }
 
 // Block (row).
@@ -287,6 +294,8 @@ void mix(cudaStream_t stream, const MixArgs& args) {
   p.rank = args.rank;
   p.width = space.width;
   p.slices = space.slices;
+  p.inv_dim = 1.0f / static_cast<float>(args.dim);
+  p.inv_streams = 1.0f / static_cast<float>(args.num_streams);
   p.update = fused && args.pending_y != nullptr ? 1 : 0;
 
   ProductArgs product{};
@@ -321,11 +330,10 @@ void mix(cudaStream_t stream, const MixArgs& args) {
     launch_pdl(stream, hidden_kernel, dim3(rows), dim3(256), 0, p);
     if (decode) {
       mix_up_decode(stream, p);
+    } else if (p.group > kTileN<2>) {
+      launch_up_tiles<4>(stream, p);
     } else {
-      allow_smem(up_tile_kernel, kTileSmem);
-      const dim3 grid(static_cast<unsigned>(ceil_div(p.group, kTileN)),
-                      static_cast<unsigned>(ceil_div(args.dim, kTileM / args.num_streams)));
-      launch_pdl(stream, up_tile_kernel, grid, dim3(kTileThreads), kTileSmem, p);
+      launch_up_tiles<2>(stream, p);
     }
   }
 }
