@@ -70,14 +70,14 @@ venv=build/test-venv
 say "installing the package into $venv"
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 python=$venv/bin/python
-"$python" -m pip install -q '.[test,dev]'
+"$python" -m pip install '.[test,dev]' >build/pip.log 2>&1 || { tail -n 60 build/pip.log; exit 1; }
 "$venv/bin/flashnext" --version
 
 marks='not gpu'
 if [ "$mode" = --quick ]; then
   marks='not gpu and not slow and not reference'
   echo 'reference and slow tests: not run (--quick)'
-elif ! timeout 900 "$python" -m pip install -q '.[reference]'; then
+elif ! timeout 900 "$python" -m pip install 'torch==2.13.0' 'transformers>=5.24' >build/pip-reference.log 2>&1; then
   echo 'reference tests: not run (torch and a transformers with this architecture are not to be had)'
 fi
 
