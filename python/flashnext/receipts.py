@@ -110,6 +110,11 @@ def token_hash(tokens: Iterable[int]) -> str:
     return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:16]
 
 
+def file_hash(path: str | os.PathLike[str]) -> str:
+    """A short name for the bytes of a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
 def slug(name: str) -> str:
     """A device's name as it stands in file names: "NVIDIA H200" is h200."""
     words = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from flashnext import _core, checks
+from flashnext import _core, checks, evidence
 from flashnext.errors import CheckpointError, InputError
 from flashnext.generation import Generation
 from flashnext.paths import checkpoint_folder
@@ -123,6 +123,7 @@ class Session:
             prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
             memory_limit=checks.whole("memory_limit", memory_limit, 0, 2**63 - 1),
             token_limit=self.tokenizer.size,
+            capabilities=list(evidence.accepted_capabilities()) if device != "host" else [],
             progress=progress,
         )
         self._core: _core.Session | None = core

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flashnext import _core
+from flashnext import _core, evidence
 from flashnext.errors import InputError
 
 Progress = Callable[[str, int, int], None]
@@ -98,7 +98,7 @@ class Setup:
             "chunk": self.chunk,
             "prefix_snapshots": 0,
             "memory_limit": self.memory_budget,
-            "capabilities": list(self.capabilities),
+            "capabilities": [*self.capabilities, *evidence.accepted_capabilities()],
         }
         start = time.perf_counter_ns()
         if self.model is None:

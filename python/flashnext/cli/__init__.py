@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import flashnext
-from flashnext.cli import bench, chat, demo, generate, inspect, receipts
+from flashnext.cli import bench, chat, demo, gate, generate, inspect, receipts, synth
 from flashnext.errors import CheckpointError, Error, InputError
 
-COMMANDS: tuple[ModuleType, ...] = (generate, chat, inspect, demo, bench, receipts)
+COMMANDS: tuple[ModuleType, ...] = (generate, chat, inspect, demo, gate, bench, receipts, synth)
 
 OK, FAILED, USAGE, BAD_CHECKPOINT, NO_MEMORY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
