@@ -26,9 +26,9 @@ struct GateResult {
 };
 
 struct GateOptions {
-  std::string gate;  // run this one alone; empty: all
-  std::function<void(const GateResult&)> on_result;
-  std::function<void()> poll;  // between cases; may throw
+  std::string gate = {};  // run this one alone; empty: all
+  std::function<void(const GateResult&)> on_result = {};
+  std::function<void()> poll = {};  // between cases; may throw
 };
 
 // "integer", "choice", "functions": bit for bit; "ops": the rest, bits or the tolerance of the

@@ -1,5 +1,5 @@
 // The CUDA device itself: memory and its budget, streams, events, capture, errors.
-#include "tests/cpp/conformance_cases.h"
+#include "tests/cpp/conformance.h"
 
 #include <cstdint>
 

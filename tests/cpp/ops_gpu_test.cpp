@@ -1,6 +1,10 @@
 // Every op of these families on the CUDA device against the host device, and against itself: rows
 // alone and together, a larger bucket, a captured graph.
-#include "tests/cpp/conformance_cases_step.h"
+#include "cpp/gate/gate.h"
+#include "tests/cpp/conformance.h"
+
+#include <cmath>
+#include <memory>
 
 using namespace flashnext;
 using namespace flashnext::test;
@@ -28,7 +32,7 @@ class Ops : public ::testing::Test {
     const Results whole = run(*cuda, c);
     expect_close(c, whole, run(*host, c));
     expect_same(c, run(*cuda, c, {.graph = true}), whole, 0, "graph against eager");
-    if (!by_row(c)) return;
+    if (!c.by_row()) return;
     for (std::int32_t first : {0, c.rows / 2, c.rows - 1}) {
       expect_same(c, run(*cuda, c, {.first = first, .count = 1}), whole, first, "alone");
     }
@@ -37,12 +41,6 @@ class Ops : public ::testing::Test {
       expect_same(c, run(*cuda, c, {.first = 0, .count = 3, .max_rows = 3 * c.rows + 70}), whole, 0,
                   "three rows in a large bucket");
     }
-  }
-  static bool by_row(const Case& c) {
-    for (const Buffer& b : c.buffers) {
-      if (b.output && b.row_bytes == 0) return false;
-    }
-    return true;
   }
 
   static std::unique_ptr<Device> cuda;
@@ -55,6 +53,13 @@ std::unique_ptr<Device> Ops::host;
 constexpr std::int32_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 200};
 
 }  // namespace
+
+// What `flashnext gate` runs: every op of the table.
+TEST_F(Ops, TheGatePasses) {
+  for (const GateResult& r : run_op_gates(*host, *cuda)) {
+    EXPECT_TRUE(r.passed) << r.gate << ": " << r.name << ", rows " << r.rows << ": " << r.detail;
+  }
+}
 
 TEST_F(Ops, Streams) {
   for (const Dims& d : {kTiny, kReal}) {
