@@ -1,11 +1,11 @@
-// The integer linear for many rows: tiles of 128 outputs x up to 128 positions on the int8 tensor
+// The integer linear for many rows: tiles of 128 outputs x up to 64 positions on the int8 tensor
 // cores.
 //
 // A warp owns 16 outputs. It decodes its weights straight into A fragments, as two unsigned planes
 // of U = B + 2 = 4 h + l, and multiplies both with both digits of every position: four products.
 // Sums of one digit share an accumulator: the h products of 64 inputs are summed apart and added
-// times four. Half of the warps run one step behind the others, so that on every scheduler one warp
-// decodes while another keeps the tensor core busy.
+// times four. Two blocks a multiprocessor, so that some warps decode while others keep the tensor
+// core busy.
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"
 #include "cuda/exl3_jobs.h"
@@ -20,18 +20,17 @@ namespace flashnext::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kStages = 4;
-constexpr int kAhead = kStages - 2;  // chunks under way: a lagging warp still reads the one before
-constexpr int kChunk = 64;           // inputs of a step
+constexpr int kStages = 3;
+constexpr int kChunk = 64;  // inputs of a step
+constexpr int kEights = kTileRows / 8;
 constexpr int kPlaneBytes = kTileRows * kChunk;
 constexpr int kOutPitch = 132;  // floats; no bank conflicts when fragments are stored
-constexpr int kOutRows = 64;
 
 constexpr int stage_bytes(int digits, int words) { return digits * kPlaneBytes + 64 * words; }
 
 constexpr int smem_bytes(int digits, int words) {
   const int ring = kStages * stage_bytes(digits, words);
-  const int out = kOutRows * kOutPitch * 4;
+  const int out = kTileRows * kOutPitch * 4;
   return ring > out ? ring : out;
 }
 
@@ -69,85 +68,109 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&b)[4], std::uint32
                : "r"(address));
 }
 
+// acc += digits of `positions` positions times the fragments. The matrices of the next eight
+// positions are on their way during the products of these.
 template <int kDigits>
 __device__ __forceinline__ void multiply(std::uint32_t planes, int positions, const Fragments& f,
-                                         int (&acc)[16][kDigits][4]) {
+                                         int (&acc)[kEights][kDigits][4]) {
+  std::uint32_t b[2][kDigits][4];
+  const auto load = [&](int n) {
 #pragma unroll
-  for (int pair = 0; pair < 8; ++pair) {
-    if (16 * pair >= positions) break;
-    std::uint32_t b[2][kDigits][4];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int d = 0; d < kDigits; ++d) {
-        load_matrices(b[n][d], planes + static_cast<std::uint32_t>(d * kPlaneBytes +
-                                                                   (2 * pair + n) * 8 * kChunk));
-      }
+    for (int d = 0; d < kDigits; ++d) {
+      load_matrices(b[n & 1][d],
+                    planes + static_cast<std::uint32_t>(d * kPlaneBytes + n * 8 * kChunk));
     }
-    int part[2][kDigits][4] = {};
+  };
+  load(0);
+#pragma unroll
+  for (int n = 0; n < kEights; ++n) {
+    if (8 * n >= positions) break;
+    if (n + 1 < kEights) load(n + 1);
+    int part[kDigits][4] = {};
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int d = 0; d < kDigits; ++d) {
-          mma_u8s8(part[n][d], f.high[2 * step][0], f.high[2 * step][1], f.high[2 * step + 1][0],
-                   f.high[2 * step + 1][1], b[n][d][2 * step], b[n][d][2 * step + 1]);
-          mma_u8s8(acc[2 * pair + n][d], f.low[2 * step][0], f.low[2 * step][1],
-                   f.low[2 * step + 1][0], f.low[2 * step + 1][1], b[n][d][2 * step],
-                   b[n][d][2 * step + 1]);
-        }
+      for (int d = 0; d < kDigits; ++d) {
+        mma_u8s8(part[d], f.high[2 * step][0], f.high[2 * step][1], f.high[2 * step + 1][0],
+                 f.high[2 * step + 1][1], b[n & 1][d][2 * step], b[n & 1][d][2 * step + 1]);
+        mma_u8s8(acc[n][d], f.low[2 * step][0], f.low[2 * step][1], f.low[2 * step + 1][0],
+                 f.low[2 * step + 1][1], b[n & 1][d][2 * step], b[n & 1][d][2 * step + 1]);
       }
     }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int d = 0; d < kDigits; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n][d][i] += 4 * part[d][i];
+    }
+  }
+}
+
+// Copies chunks of a tile into the ring: digits (digit, position, 64) with 16-byte parts swizzled,
+// then packed weights (4 k-tiles, 8 tiles). A thread always copies the same parts.
+template <int kWords, int kDigits>
+class Fetch {
+ public:
+  __device__ Fetch(const Strip& strip, const std::int8_t* planes, std::int64_t plane_bytes, int in,
+                   int words, int positions)
+      : plane_bytes_(plane_bytes), step_(4 * strip.pitch) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int position = thread >> 2;
+    const int part = thread & 3;
+    digits_ = planes + static_cast<std::int64_t>(position) * in + 16 * part;
+    digits_to_ =
+        static_cast<std::uint32_t>(position * kChunk + 16 * (part ^ ((position >> 1) & 3)));
+    is_position_ = position < positions;
+    const int w = kWords != 0 ? kWords : words;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = thread + i * kThreads;
+      is_weight_[i] = at < 4 * w;
+      weights_[i] = strip.trellis + at / w * strip.pitch + 16 * (at % w);
+    }
+  }
+
+  // The next chunk, to the stage at a shared address.
+  __device__ __forceinline__ void next(std::uint32_t stage) {
+    if (is_position_) {
 #pragma unroll
       for (int d = 0; d < kDigits; ++d) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[2 * pair + n][d][i] += 4 * part[n][d][i];
+        cp_async16_shared(stage + static_cast<unsigned>(d * kPlaneBytes) + digits_to_,
+                          digits_ + d * plane_bytes_);
       }
     }
-  }
-}
-
-// One chunk of the ring: digits (digit, position, 64) with 16-byte parts swizzled, then the packed
-// weights (4 k-tiles, 8 tiles).
-template <int kWords, int kDigits>
-__device__ __forceinline__ void fetch_chunk(std::byte* stage, const Strip& strip,
-                                            const std::int8_t* planes, std::int64_t plane_bytes,
-                                            int in, int words, int positions, int chunk) {
-  const int thread = static_cast<int>(threadIdx.x);
+    digits_ += kChunk;
+    const std::uint32_t to = stage + kDigits * kPlaneBytes + 16 * threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < 2 * kDigits; ++i) {
-    const int position = (thread >> 2) + 64 * (i & 1);
-    const int part = thread & 3;
-    if (position >= positions) continue;
-    cp_async16(
-        stage + (i >> 1) * kPlaneBytes + position * kChunk + 16 * (part ^ ((position >> 1) & 3)),
-        planes + (i >> 1) * plane_bytes + static_cast<std::int64_t>(position) * in +
-            chunk * kChunk + 16 * part);
+    for (int i = 0; i < 2; ++i) {
+      if (is_weight_[i])
+        cp_async16_shared(to + static_cast<unsigned>(i * 16 * kThreads), weights_[i]);
+      weights_[i] += step_;
+    }
   }
-  const int w = kWords != 0 ? kWords : words;
-  std::byte* weights = stage + kDigits * kPlaneBytes;
-  for (int i = thread; i < 4 * w; i += kThreads) {
-    const int tile = i / w;
-    cp_async16(weights + 16 * i,
-               strip.trellis + (4 * chunk + tile) * strip.pitch + 16 * (i - tile * w));
-  }
-}
+
+ private:
+  std::int64_t plane_bytes_;
+  std::int64_t step_;
+  const std::int8_t* digits_;
+  const std::byte* weights_[2];
+  std::uint32_t digits_to_;
+  bool is_position_;
+  bool is_weight_[2];
+};
 
 template <int kWords, int kDigits>
-__global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ Jobs jobs) {
+__global__ void __launch_bounds__(kThreads, 2) gemm_kernel(const __grid_constant__ Jobs jobs) {
+  static_assert(kThreads == 4 * kTileRows, "a thread copies one part of a position");
   extern __shared__ uint4 smem[];
   __shared__ RowScale scales[kTileRows];
   pdl_wait();
   pdl_trigger();
-  std::byte* ring = reinterpret_cast<std::byte*>(smem);
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  const int lag = warp >> 2;
-  const int words = kWords != 0 ? kWords : jobs.words;
-  const int stage_size = stage_bytes(kDigits, words);
+  const int words = kWords != 0 ? kWords : jobs.projection[0].words;
+  const std::uint32_t stage_size = static_cast<std::uint32_t>(stage_bytes(kDigits, words));
+  const std::uint32_t ring = shared_address(smem);
+  const std::uint32_t ring_end = ring + kStages * stage_size;
   const int chunks = jobs.in / kChunk;
   const TileLane<kWords> tile_lane(lane, words);
   const std::int64_t plane_bytes = static_cast<std::int64_t>(jobs.capacity) * jobs.in;
@@ -155,6 +178,8 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
   const int launch_positions = min(max(pairs, 0), jobs.capacity);
   const int tiles =
       jobs.experts != nullptr ? *jobs.num_tiles : (launch_positions + kTileRows - 1) / kTileRows;
+  const std::uint32_t lane_at =
+      static_cast<std::uint32_t>((lane & 7) * kChunk + 16 * ((lane >> 3) ^ ((lane & 7) >> 1)));
 
   for (int work = static_cast<int>(blockIdx.x); work < tiles * jobs.strips;
        work += static_cast<int>(gridDim.x)) {
@@ -166,87 +191,62 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
       tile = {0, tile_index * kTileRows, min(kTileRows, launch_positions - tile_index * kTileRows)};
     }
     const Strip strip = locate(jobs, work % jobs.strips, tile.expert);
-    const std::int8_t* planes = jobs.planes + strip.plane * kDigits * plane_bytes +
-                                static_cast<std::int64_t>(tile.first) * jobs.in;
     if (static_cast<int>(threadIdx.x) < tile.count) {
       scales[threadIdx.x] = jobs.scales[static_cast<std::int64_t>(strip.plane) * jobs.capacity +
                                         tile.first + static_cast<int>(threadIdx.x)];
     }
-
-#pragma unroll
-    for (int s = 0; s < kAhead; ++s) {
-      if (s < chunks) {
-        fetch_chunk<kWords, kDigits>(ring + s * stage_size, strip, planes, plane_bytes, jobs.in,
-                                     words, tile.count, s);
-      }
+    Fetch<kWords, kDigits> fetch(strip,
+                                 jobs.planes + strip.plane * kDigits * plane_bytes +
+                                     static_cast<std::int64_t>(tile.first) * jobs.in,
+                                 plane_bytes, jobs.in, words, tile.count);
+    std::uint32_t to = ring;
+#pragma unroll 1
+    for (int s = 0; s < kStages - 1; ++s) {
+      if (s < chunks) fetch.next(to);
       cp_async_commit();
+      to += stage_size;
     }
-    int acc[16][kDigits][4] = {};
-    Fragments fragments;
-    // A warp alternates between decoding a chunk and multiplying it; lagging warps are a half step
-    // behind.
-    const std::uint32_t lane_at =
-        static_cast<std::uint32_t>((lane & 7) * kChunk + 16 * ((lane >> 3) ^ ((lane & 7) >> 1)));
-    const std::uint32_t ring_at = shared_address(ring);
-    for (int half = 0; half <= 2 * chunks; ++half) {
-      const int chunk = half >> 1;
-      if ((half & 1) == 0 && chunk < chunks) {
-        cp_async_wait<kAhead - 1>();
-        __syncthreads();
-        const int ahead = chunk + kAhead;
-        if (ahead < chunks) {
-          fetch_chunk<kWords, kDigits>(ring + ahead % kStages * stage_size, strip, planes,
-                                       plane_bytes, jobs.in, words, tile.count, ahead);
-        }
-        cp_async_commit();
-      }
-      if (((half ^ lag) & 1) == 0) {
-        if (chunk < chunks) {
-          const std::byte* weights = ring + chunk % kStages * stage_size + kDigits * kPlaneBytes;
-          decode<kWords>(reinterpret_cast<const std::uint32_t*>(weights) + warp * (words / 2),
-                         4 * words, tile_lane, fragments);
-        }
-      } else {
-        const int behind = chunk - lag;
-        if (behind >= 0) {
-          multiply<kDigits>(
-              ring_at + static_cast<std::uint32_t>(behind % kStages * stage_size) + lane_at,
-              tile.count, fragments, acc);
-        }
-      }
+    int acc[kEights][kDigits][4] = {};
+    std::uint32_t from = ring;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      cp_async_wait<kStages - 2>();
+      __syncthreads();
+      if (chunk + kStages - 1 < chunks) fetch.next(to);
+      cp_async_commit();
+      to = to + stage_size == ring_end ? ring : to + stage_size;
+      Fragments fragments;
+      const std::byte* weights =
+          reinterpret_cast<const std::byte*>(smem) + (from - ring) + kDigits * kPlaneBytes;
+      decode<kWords>(reinterpret_cast<const std::uint32_t*>(weights) + warp * (words / 2),
+                     4 * words, tile_lane, fragments);
+      multiply<kDigits>(from + lane_at, tile.count, fragments, acc);
+      from = from + stage_size == ring_end ? ring : from + stage_size;
     }
 
     // Step 6 in fragments, then a row a warp: rotation, scale and bias.
     float* out = reinterpret_cast<float*>(smem);
-    const int g = lane >> 2;
-    const int t = lane & 3;
+    __syncthreads();
 #pragma unroll
-    for (int part = 0; part < kTileRows / kOutRows; ++part) {
-      if (part * kOutRows >= tile.count) break;
-      __syncthreads();
+    for (int n = 0; n < kEights; ++n) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int position = 8 * n + 2 * t + (i & 1);
-          const int(&a)[kDigits][4] = acc[8 * part + n];
-          const RowScale scale = scales[part * kOutRows + position];
-          long long total = a[0][i];
-          if constexpr (kDigits == 2) total = 256 * total + a[kDigits - 1][i];
-          out[position * kOutPitch + 16 * warp + g + 8 * (i >> 1)] =
-              affine(total - 512LL * scale.sum, scale);
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int position = 8 * n + 2 * (lane & 3) + (i & 1);
+        const RowScale scale = scales[position];
+        long long total = acc[n][0][i];
+        if constexpr (kDigits == 2) total = 256 * total + acc[n][kDigits - 1][i];
+        out[position * kOutPitch + 16 * warp + (lane >> 2) + 8 * (i >> 1)] =
+            affine(total - 512LL * scale.sum, scale);
       }
-      __syncthreads();
-      for (int r = warp; r < kOutRows; r += kThreads / 32) {
-        const int position = part * kOutRows + r;
-        if (position >= tile.count) break;
-        const float4 value = *reinterpret_cast<const float4*>(out + r * kOutPitch + 4 * lane);
-        float v[4] = {value.x, value.y, value.z, value.w};
-        const int at = tile.first + position;
-        const std::int64_t row = jobs.scatter != 0 ? jobs.order[jobs.first + at] : at;
-        finish_row(v, scales[position].q, lane, strip.svh, strip.bias, strip.y + row * strip.out);
-      }
+    }
+    __syncthreads();
+#pragma unroll 2
+    for (int position = warp; position < tile.count; position += kThreads / 32) {
+      const float4 value = *reinterpret_cast<const float4*>(out + position * kOutPitch + 4 * lane);
+      float v[4] = {value.x, value.y, value.z, value.w};
+      const int at = tile.first + position;
+      const std::int64_t row = jobs.scatter != 0 ? jobs.order[jobs.first + at] : at;
+      finish_row(v, scales[position].q, lane, strip.svh, strip.bias, strip.y + row * strip.out);
     }
     __syncthreads();  // the ring and the scales are free again
   }
@@ -254,8 +254,8 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
 
 template <int kWords, int kDigits>
 void launch_gemm(cudaStream_t stream, const Jobs& jobs, int tiles) {
-  const int smem = smem_bytes(kDigits, jobs.words);
-  const int blocks = std::min(tiles * jobs.strips, multiprocessors());
+  const int smem = smem_bytes(kDigits, jobs.projection[0].words);
+  const int blocks = std::min(tiles * jobs.strips, 2 * multiprocessors());
   allow_smem(gemm_kernel<kWords, kDigits>, smem);
   launch_pdl(stream, gemm_kernel<kWords, kDigits>, dim3(static_cast<unsigned>(blocks)),
              dim3(kThreads), static_cast<std::size_t>(smem), jobs);
@@ -263,7 +263,7 @@ void launch_gemm(cudaStream_t stream, const Jobs& jobs, int tiles) {
 
 template <int kDigits>
 void launch_words(cudaStream_t stream, const Jobs& jobs, int tiles) {
-  switch (jobs.words) {
+  switch (jobs.projection[0].words) {
     case 48:
       return launch_gemm<48, kDigits>(stream, jobs, tiles);
     case 64:

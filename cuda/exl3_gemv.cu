@@ -1,13 +1,18 @@
-// The integer linear for few rows. A block of four warps takes 128 outputs and a range of k; every
-// warp streams its own units (32 inputs, 128 outputs of packed weights) through a ring in shared
-// memory. A weight costs a shift, a mask and one multiplication: its four product bytes are the A
-// operand of the tensor core's u8 x s8 product, against digits repeated four times, so that 1 to 8
-// columns (a column is one digit of one row) cost the same. Sums are integers: blocks add theirs in
-// any order, and the last one of 128 outputs finishes them.
+// The integer linear for few rows, in one kernel: transform, product and result.
+//
+// A cluster of blocks takes 128 outputs; each of its blocks takes a range of k, for which it
+// transforms the rows itself while its first weights travel. Every warp streams its own units (32
+// inputs, 128 outputs of packed weights) through a ring in shared memory. A weight costs a shift, a
+// mask and one multiplication: its four product bytes are the A operand of the tensor core's u8 x
+// s8 product, against digits repeated four times, so that 1 to 8 columns (a column is one digit of
+// one row) cost the same. Blocks of a cluster exchange the row maximum and the integer sums through
+// each other's shared memory.
+#include "cpp/base/math.h"
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_locate.cuh"
+#include "cuda/exl3_rotate.cuh"
 #include "cuda/exl3_trellis.cuh"
 #include "cuda/launch.h"
 
@@ -17,124 +22,158 @@ namespace flashnext::cuda {
 
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kMaxSplits = 8;  // blocks of a cluster
+constexpr int kKeep = 16;      // rotated (position, 128 inputs) that a block keeps
 
-constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
+__host__ __device__ constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
 
-template <int kWords>
-__device__ __forceinline__ void fetch_unit(uint4* to, const std::byte* strip, std::int64_t pitch,
-                                           int unit, int words, int lane) {
-  const std::byte* row0 = strip + 2 * unit * pitch;
-  const int w = kWords != 0 ? kWords : words;
-#pragma unroll
-  for (int i = 0; i < (2 * w + 31) / 32; ++i) {
-    const int c = lane + 32 * i;
-    if (2 * kWords % 32 != 0 || kWords == 0) {
-      if (c >= 2 * w) break;
-    }
-    cp_async16(to + c, c < w ? row0 + 16 * c : row0 + pitch + 16 * (c - w));
+// Rates without a kernel of their own share one.
+__host__ __device__ constexpr bool is_special(int words) {
+  return words == 48 || words == 64 || words == 80;
+}
+__host__ __device__ constexpr int stages_of(int words) {
+  return is_special(words) ? ring_stages(words) : ring_stages(128);
+}
+
+__device__ __forceinline__ void cluster_sync(int splits) {
+  if (splits == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
   }
 }
 
-template <int kWords, int kGroups>
-__global__ void __launch_bounds__(32 * kWarps, kGroups == 1 ? 6 : 4)
-    gemv_kernel(const __grid_constant__ Jobs jobs) {
-  extern __shared__ uint4 smem[];
-  __shared__ bool is_last;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
-  const int words = kWords != 0 ? kWords : jobs.words;
-  constexpr int kStages = ring_stages(kWords == 0 ? 128 : kWords);
-  uint4* ring = smem + warp * kStages * 2 * words;
-  int* sums = reinterpret_cast<int*>(smem + kWarps * kStages * 2 * words);  // (columns, 128)
+// `p` (in this block's shared memory) in the block of that rank.
+template <class T>
+__device__ __forceinline__ const T* of_rank(const T* p, int rank, int splits) {
+  if (splits == 1) return p;
+  const T* there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+  return there;
+}
 
-  const int group = static_cast<int>(blockIdx.x) / jobs.strips;
-  const int strip_index = static_cast<int>(blockIdx.x) % jobs.strips;
-  const int splits = static_cast<int>(gridDim.y);
-  const int units = jobs.in / 32;
-  const int first = units * static_cast<int>(blockIdx.y) / splits + warp;
-  const int end = units * static_cast<int>(blockIdx.y + 1) / splits;
+// What a block shares: with its warps, and (row_max, row_sum, sums) with its cluster.
+struct Shared {
+  std::uint32_t row_max[kGemvRows];
+  std::int32_t row_sum[kGemvRows];
+  RowLevels levels[kGemvRows];
+  std::int32_t member[kGemvRows];  // positions of the block
+  std::int32_t count;
+  float4 kept[kKeep][32];
+};
 
-  // Weights of linears are nobody's output, so their first units travel while the predecessor ends.
-  Strip strip;
-  const bool is_linear = jobs.experts == nullptr;
-  if (!is_linear) {
-    pdl_wait();
-    if (group >= *jobs.num_groups) return;
-    strip = locate(jobs, strip_index, jobs.groups[group].expert);
-  } else {
-    strip = locate(jobs, strip_index, 0);
+// Positions that share this pair's expert, from this pair on; none if the pair belongs to an
+// earlier one's. The first warp's work.
+__device__ __forceinline__ void find_members(const Jobs& jobs, int pair, int pairs, int expert,
+                                             int lane, Shared& shared) {
+  const auto same = [&](int p) {
+    return (jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots) == expert;
+  };
+  const int size = kGroupColumns / jobs.digits;
+  int rank = 0;
+  for (int base = 0; base < pair; base += 32) {
+    const int p = base + lane;
+    rank += __popc(__ballot_sync(0xFFFFFFFFu, p < pair && same(p)));
   }
+  int count = 0;
+  if (rank % size == 0) {
+    for (int base = pair; base < pairs && count < size; base += 32) {
+      const int p = base + lane;
+      const bool is_member = p < pairs && same(p);
+      const unsigned members = __ballot_sync(0xFFFFFFFFu, is_member);
+      const int at = count + __popc(members & ((1u << lane) - 1u));
+      if (is_member && at < size) shared.member[at] = p;
+      count = min(size, count + __popc(members));
+    }
+  }
+  if (lane == 0) shared.count = count;
+}
+
+// One unit: two k-tiles of the strip, to the lane's part of a ring slot.
+template <int kWords>
+__device__ __forceinline__ void fetch_unit(std::uint32_t to, const std::byte* row0,
+                                           const std::byte* row1, int words, int lane) {
+  const int w = kWords != 0 ? kWords : words;
 #pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    const int unit = first + s * kWarps;
-    if (unit < end)
-      fetch_unit<kWords>(ring + s * 2 * words, strip.trellis, strip.pitch, unit, words, lane);
+  for (int i = 0; i < (2 * w + 31) / 32; ++i) {
+    if (kWords == 0 || 2 * kWords % 32 != 0) {
+      if (lane + 32 * i >= 2 * w) break;
+    }
+    const std::byte* from = lane + 32 * i < w ? row0 : row1;
+    cp_async16_shared(to + 512u * static_cast<unsigned>(i), from + 512 * i);
+  }
+}
+
+// The weights of one warp: units warp, warp + kWarps, ... of the block, through a ring of its own.
+template <int kWarps>
+struct Stream {
+  const std::byte* row0;  // of the next unit, the lane's part
+  const std::byte* row1;
+  std::int64_t step;
+  std::uint32_t ring;  // shared address of the lane's part of slot 0
+  std::uint32_t slot_bytes;
+  int unit;  // next to fetch
+  int units;
+
+  // `first`: the block's first unit. memory: the rings of all warps.
+  __device__ Stream(const Strip& strip, const uint4* memory, int stages, int first, int units,
+                    int warp, int lane)
+      : unit(warp), units(units) {
+    row0 = strip.trellis + 2 * (first + warp) * strip.pitch + 16 * lane;
+    row1 = row0 + strip.pitch - 16 * strip.words;
+    step = 2 * kWarps * strip.pitch;
+    slot_bytes = static_cast<std::uint32_t>(32 * strip.words);
+    ring = shared_address(memory) + static_cast<std::uint32_t>(warp * stages) * slot_bytes +
+           16u * static_cast<unsigned>(lane);
+  }
+
+  template <int kWords>
+  __device__ __forceinline__ void fetch(int slot, int words, int lane) {
+    if (unit < units) {
+      fetch_unit<kWords>(ring + static_cast<unsigned>(slot) * slot_bytes, row0, row1, words, lane);
+      row0 += step;
+      row1 += step;
+      unit += kWarps;
+    }
     cp_async_commit();
   }
-  if (is_linear) pdl_wait();
-  pdl_trigger();
+};
 
-  const int digits = jobs.digits;
-  const int count = is_linear ? jobs.rows.scale * *jobs.rows.count : jobs.groups[group].count;
-  const int columns = count * digits;
-  if (columns == 0) return;
-  const auto position_of = [&](int i) { return is_linear ? i : jobs.groups[group].position[i]; };
-  for (int i = static_cast<int>(threadIdx.x); i < columns * 128; i += 32 * kWarps) sums[i] = 0;
-
-  // The lane's column (and column + 8) of digits.
-  const std::int8_t* column[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const int c = (lane >> 2) + 8 * g;
-    column[g] = nullptr;
-    if (c < columns) {
-      column[g] = jobs.planes + 4 * (lane & 3) +
-                  (static_cast<std::int64_t>(strip.plane * digits + c % digits) * jobs.capacity +
-                   position_of(c / digits)) *
-                      jobs.in;
-    }
-  }
-  const auto load_digits = [&](int unit, std::uint32_t(&d)[kGroups][2]) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      d[g][0] = d[g][1] = 0;
-      if (column[g] != nullptr && unit < end) {
-        d[g][0] = *reinterpret_cast<const std::uint32_t*>(column[g] + 32 * unit);
-        d[g][1] = *reinterpret_cast<const std::uint32_t*>(column[g] + 32 * unit + 16);
-      }
-    }
-  };
-
+// Adds a warp's part of every column to sums (columns, 128). digits: (columns, pitch) of the
+// block's inputs; tiles: the warp's ring.
+template <int kWords, int kGroups, int kWarps>
+__device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
+                                         const std::uint32_t* ring, const std::int8_t* digits,
+                                         int pitch, int columns, int warp, int lane, int* sums) {
+  constexpr int kStages = ring_stages(kWords == 0 ? 128 : kWords);
+  if (kWords != 0) words = kWords;
   const TileLane<kWords> tile_lane(lane, words);
   int acc[kGroups][8][4] = {};
-  std::uint32_t now[kGroups][2];
-  load_digits(first, now);
-  __syncthreads();  // sums are zero
+  const std::int8_t* column = digits + (lane >> 2) * pitch + 4 * (lane & 3) + 32 * warp;
+  bool is_used[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) is_used[g] = (lane >> 2) + 8 * g < columns;
   int slot = 0;
-  for (int unit = first; unit < end; unit += kWarps) {
+#pragma unroll 1
+  for (int at = warp; at < stream.units; at += kWarps) {
     cp_async_wait<kStages - 2>();
     __syncwarp();
-    {
-      const int ahead = unit + (kStages - 1) * kWarps;
-      const int to = slot == 0 ? kStages - 1 : slot - 1;
-      if (ahead < end) {
-        fetch_unit<kWords>(ring + to * 2 * words, strip.trellis, strip.pitch, ahead, words, lane);
-      }
-      cp_async_commit();
-    }
-    std::uint32_t next[kGroups][2];
-    load_digits(unit + kWarps, next);
-    const std::uint32_t* tiles = reinterpret_cast<const std::uint32_t*>(ring + slot * 2 * words);
+    stream.template fetch<kWords>(slot == 0 ? kStages - 1 : slot - 1, words, lane);
+    const std::uint32_t* tiles = ring + slot * 8 * words;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::uint32_t b[kGroups][4];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        b[g][0] = __byte_perm(now[g][half], 0, 0x0000);
-        b[g][1] = __byte_perm(now[g][half], 0, 0x1111);
-        b[g][2] = __byte_perm(now[g][half], 0, 0x2222);
-        b[g][3] = __byte_perm(now[g][half], 0, 0x3333);
+        std::uint32_t d = 0;
+        if (is_used[g]) {
+          d = *reinterpret_cast<const std::uint32_t*>(column + 8 * g * pitch + 16 * half);
+        }
+        b[g][0] = __byte_perm(d, 0, 0x0000);
+        b[g][1] = __byte_perm(d, 0, 0x1111);
+        b[g][2] = __byte_perm(d, 0, 0x2222);
+        b[g][3] = __byte_perm(d, 0, 0x3333);
       }
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
@@ -147,121 +186,267 @@ __global__ void __launch_bounds__(32 * kWarps, kGroups == 1 ? 6 : 4)
         }
       }
     }
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      now[g][0] = next[g][0];
-      now[g][1] = next[g][1];
-    }
+    column += 32 * kWarps;
     slot = slot == kStages - 1 ? 0 : slot + 1;
   }
-
+  if (warp >= stream.units) return;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int c = 8 * g + 2 * (lane & 3) + (i & 1);
+    for (int i = 0; i < 2; ++i) {
+      const int c = 8 * g + 2 * (lane & 3) + i;
       if (c >= columns) continue;
+      int* to = sums + c * 128 + (lane >> 2);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        atomicAdd(sums + c * 128 + 16 * n + (lane >> 2) + 8 * (i >> 1), acc[g][n][i]);
+        atomicAdd(to + 16 * n, acc[g][n][i]);
+        atomicAdd(to + 16 * n + 8, acc[g][n][i + 2]);
       }
     }
   }
-  __syncthreads();
+}
 
-  if (splits > 1) {
-    const int pitch = 128 * jobs.strips;
-    int* all = jobs.sums + 128 * strip_index;
-    const auto at = [&](int i) {  // of (column, output) i
-      const int c = i >> 7;
-      return all +
-             static_cast<std::int64_t>(position_of(c / digits) * digits + c % digits) * pitch +
-             (i & 127);
-    };
-    for (int i = static_cast<int>(threadIdx.x); i < columns * 128; i += 32 * kWarps) {
-      atomicAdd(at(i), sums[i]);
+// Steps 1 to 4 for the block's inputs [first, first + 128 blocks): digits (columns, pitch) and sums
+// of V. Needs shared.count and members; ends with a barrier. Two passes over (position, block)
+// pairs; what does not fit shared.kept is rotated in both. Loops stay rolled: code that runs once
+// costs its fetch.
+template <int kWarps>
+__device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, int first,
+                                          int blocks, int splits, int warp, int lane,
+                                          std::int8_t* digits, int pitch, Shared& shared) {
+  const int count = shared.count;
+  const int items = count * blocks;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll 1
+    for (int item = warp; item < items; item += kWarps) {
+      const int i = item / blocks;
+      const int at = 128 * (item - i * blocks);
+      float u[4];
+      if (pass == 0 || item >= kKeep) {
+        const int position = shared.member[i];
+        load_input(jobs.x, jobs.up, jobs.up != nullptr ? position : position / jobs.slots, jobs.in,
+                   first + at + 4 * lane, u);
+        rotate_block(suh + first + at, lane, u);
+      } else {
+        const float4 v = shared.kept[item][lane];
+        u[0] = v.x;
+        u[1] = v.y;
+        u[2] = v.z;
+        u[3] = v.w;
+      }
+      if (pass == 0) {
+        const std::uint32_t bits = __reduce_max_sync(0xFFFFFFFFu, max_bits(u));
+        if (lane == 0) atomicMax(&shared.row_max[i], bits);
+        if (item < kKeep) shared.kept[item][lane] = make_float4(u[0], u[1], u[2], u[3]);
+      } else {
+        const Digits d = digits_of(u, shared.levels[i], jobs.levels);
+        std::int8_t* to = digits + i * jobs.digits * pitch + at;
+        store_digits(to, d.high, lane);
+        if (jobs.digits == 2) store_digits(to + pitch, d.low, lane);
+        const int sum = __reduce_add_sync(0xFFFFFFFFu, d.sum);
+        if (lane == 0) atomicAdd(&shared.row_sum[i], sum);
+      }
     }
-    __threadfence();
+    if (pass == 0) {
+      cluster_sync(splits);
+      if (static_cast<int>(threadIdx.x) < count) {
+        std::uint32_t bits = 0;
+#pragma unroll 1
+        for (int rank = 0; rank < splits; ++rank) {
+          bits = max(bits, *of_rank(&shared.row_max[threadIdx.x], rank, splits));
+        }
+        shared.levels[threadIdx.x] = row_levels(bits, jobs.levels);
+      }
+    }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      is_last = atomicAdd(jobs.arrivals + blockIdx.x, 1) == splits - 1;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    for (int i = static_cast<int>(threadIdx.x); i < columns * 128; i += 32 * kWarps) {
-      sums[i] = __ldcg(at(i));
-    }
-    __syncthreads();
-  }
-
-  for (int i = warp; i < count; i += kWarps) {
-    const int position = position_of(i);
-    const RowScale scale =
-        jobs.scales[static_cast<std::int64_t>(strip.plane) * jobs.capacity + position];
-    float v[4];
-#pragma unroll
-    for (int o = 0; o < 4; ++o) {
-      const int* a = sums + i * digits * 128 + 4 * lane + o;
-      long long total = a[0];
-      if (digits == 2) total = 256 * total + a[128];
-      v[o] = affine(total - 510LL * scale.sum, scale);
-    }
-    finish_row(v, scale.q, lane, strip.svh, strip.bias,
-               strip.y + static_cast<std::int64_t>(position) * strip.out);
   }
 }
 
-// Splits of k: about four blocks a multiprocessor hide latency, and a block costs a few units of
-// its own.
-int choose_splits(int strips, int units, int processors) {
-  constexpr int kOverhead = 6;
-  int best = 1;
+template <int kGroups, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps)
+    gemv_kernel(const __grid_constant__ Jobs jobs) {
+  extern __shared__ uint4 smem[];
+  __shared__ Shared shared;
+  const int group = static_cast<int>(blockIdx.x) / jobs.strips;
+  const int strip_index = static_cast<int>(blockIdx.x) - group * jobs.strips;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const int splits = static_cast<int>(gridDim.y);
+  const int split = static_cast<int>(blockIdx.y);  // also the rank in the cluster
+  const int all_blocks = jobs.in / 128;
+  const int first = all_blocks * split / splits;
+  const int blocks = all_blocks * (split + 1) / splits - first;
+  const bool is_linear = jobs.experts == nullptr;
+
+  // Weights of linears are nobody's output, so their first units travel while the predecessor ends.
+  int expert = 0;
+  int pairs = 0;
+  if (!is_linear) {
+    pdl_wait();
+    expert = jobs.ids != nullptr ? jobs.ids[group] : group % jobs.slots;
+    pairs = jobs.rows.scale * *jobs.rows.count * jobs.slots;
+    if (group >= pairs) return;
+  }
+  const Strip strip = locate(jobs, strip_index, expert);
+  const int stages = stages_of(strip.words);
+  Stream<kWarps> stream(strip, smem, stages, 4 * first, 4 * blocks, warp, lane);
+#pragma unroll 1
+  for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
+  if (is_linear) pdl_wait();
+  pdl_trigger();
+
+  if (threadIdx.x < kGemvRows) {
+    shared.row_max[threadIdx.x] = 0;
+    shared.row_sum[threadIdx.x] = 0;
+  }
+  if (is_linear) {
+    if (threadIdx.x < kGemvRows) shared.member[threadIdx.x] = static_cast<int>(threadIdx.x);
+    if (threadIdx.x == 0) shared.count = jobs.rows.scale * *jobs.rows.count;
+  } else if (warp == 0) {
+    find_members(jobs, group, pairs, expert, lane, shared);
+  }
+  // After the rings: sums (columns, 128), then digits (columns, pitch). The pitch keeps eight
+  // columns in different banks.
+  int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
+  const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
+  std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + 128 * max_columns);
+  const int pitch = 128 * ((all_blocks + splits - 1) / splits) + 16;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < 128 * max_columns; i += 32 * kWarps) sums[i] = 0;
+  __syncthreads();
+  const int count = shared.count;
+  if (count == 0) {  // the same in every block of the cluster
+    cp_async_wait<0>();
+    return;
+  }
+  transform<kWarps>(jobs, strip.suh, 128 * first, blocks, splits, warp, lane, digits, pitch,
+                    shared);
+
+  const std::uint32_t* ring =
+      reinterpret_cast<const std::uint32_t*>(smem) + warp * stages * 8 * strip.words;
+  const int columns = count * jobs.digits;
+  switch (strip.words) {
+    case 48:
+      multiply<48, kGroups>(stream, 48, ring, digits, pitch, columns, warp, lane, sums);
+      break;
+    case 64:
+      multiply<64, kGroups>(stream, 64, ring, digits, pitch, columns, warp, lane, sums);
+      break;
+    case 80:
+      multiply<80, kGroups>(stream, 80, ring, digits, pitch, columns, warp, lane, sums);
+      break;
+    default:
+      multiply<0, kGroups>(stream, strip.words, ring, digits, pitch, columns, warp, lane, sums);
+      break;
+  }
+  cluster_sync(splits);
+
+#pragma unroll 1
+  for (int i = split * kWarps + warp; i < count; i += splits * kWarps) {
+    long long total[4] = {};
+    RowScale scale{shared.levels[i].q, 0};
+#pragma unroll 1
+    for (int rank = 0; rank < splits; ++rank) {
+      scale.sum += *of_rank(&shared.row_sum[i], rank, splits);
+      const int* part = of_rank(sums, rank, splits) + i * jobs.digits * 128 + 4 * lane;
+#pragma unroll 1
+      for (int d = 0; d < jobs.digits; ++d) {
+        const int4 a = *reinterpret_cast<const int4*>(part + 128 * d);
+        const int weight = d + 1 < jobs.digits ? 256 : 1;
+        total[0] += static_cast<long long>(weight) * a.x;
+        total[1] += static_cast<long long>(weight) * a.y;
+        total[2] += static_cast<long long>(weight) * a.z;
+        total[3] += static_cast<long long>(weight) * a.w;
+      }
+    }
+    float v[4];
+#pragma unroll
+    for (int o = 0; o < 4; ++o) v[o] = affine(total[o] - 510LL * scale.sum, scale);
+    finish_row(v, scale.q, lane, strip.svh, strip.bias,
+               strip.y + static_cast<std::int64_t>(shared.member[i]) * strip.out);
+  }
+  if (splits > 1) cluster_sync(splits);  // nobody leaves while its sums are read
+}
+
+struct Shape {
+  int splits;
+  int warps;
+};
+
+int ring_bytes(const Jobs& jobs, int warps) {
+  int ring = 0;
+  for (int p = 0; p < jobs.n; ++p) {
+    const int words = jobs.projection[p].words;
+    ring = std::max(ring, warps * stages_of(words) * 32 * words);
+  }
+  return ring;
+}
+
+int smem_bytes(const Jobs& jobs, int columns, Shape shape) {
+  const int pitch = 128 * ceil_div(jobs.in / 128, shape.splits) + 16;
+  return ring_bytes(jobs, shape.warps) + columns * (512 + pitch);
+}
+
+// A multiprocessor wants about 16 warps; a block costs a few units of its own.
+Shape choose_shape(const Jobs& jobs, int groups, int columns) {
+  constexpr int kMaxSmem = 90 * 1024;  // with what is static, below what any card has
+  const int strips = groups * jobs.strips;
+  const int blocks = jobs.in / 128;
+  const int processors = multiprocessors();
+  Shape best{0, 0};
   int best_cost = 0;
-  for (int splits = 1; splits <= std::max(1, units / kWarps); ++splits) {
-    const int blocks = std::max(4, ceil_div(strips * splits, processors));
-    const int share = kWarps * ceil_div(ceil_div(units, splits), kWarps);
-    const int cost = blocks * (share + kOverhead);
-    if (splits == 1 || cost < best_cost) {
-      best = splits;
-      best_cost = cost;
+  for (const int warps : {4, 8}) {
+    for (int splits = 1; splits <= std::min(kMaxSplits, blocks); ++splits) {
+      if (smem_bytes(jobs, columns, {splits, warps}) > kMaxSmem) continue;
+      const int resident = std::max(16, warps * ceil_div(strips * splits, processors));
+      const int share = ceil_div(4 * ceil_div(blocks, splits), warps);
+      const int cost = resident * (2 * share + 3);
+      if (best_cost == 0 || cost < best_cost) {
+        best = {splits, warps};
+        best_cost = cost;
+      }
     }
   }
+  check(best_cost != 0, "exl3: a linear too wide for few rows");
   return best;
 }
 
-template <int kWords>
-void launch_gemv(cudaStream_t stream, const Jobs& jobs, int groups, int columns) {
-  const int strips = groups * jobs.strips;
-  const int splits = choose_splits(strips, jobs.in / 32, multiprocessors());
-  const dim3 grid(static_cast<unsigned>(strips), static_cast<unsigned>(splits));
-  const int ring = kWarps * ring_stages(kWords == 0 ? 128 : kWords) * 32 * jobs.words;
-  const int smem = ring + 128 * 4 * columns;
-  if (columns <= 8) {
-    allow_smem(gemv_kernel<kWords, 1>, smem);
-    launch_pdl(stream, gemv_kernel<kWords, 1>, grid, dim3(32 * kWarps),
-               static_cast<std::size_t>(smem), jobs);
-  } else {
-    allow_smem(gemv_kernel<kWords, 2>, smem);
-    launch_pdl(stream, gemv_kernel<kWords, 2>, grid, dim3(32 * kWarps),
-               static_cast<std::size_t>(smem), jobs);
-  }
+template <int kGroups, int kWarps>
+void launch_gemv(cudaStream_t stream, Jobs jobs, int groups, int columns, int splits) {
+  jobs.ring_parts = ring_bytes(jobs, kWarps) / 16;
+  const int smem = smem_bytes(jobs, columns, {splits, kWarps});
+  auto* kernel = gemv_kernel<kGroups, kWarps>;
+  allow_smem(kernel, smem);
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, static_cast<unsigned>(splits), 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(groups * jobs.strips), static_cast<unsigned>(splits));
+  config.blockDim = dim3(32 * kWarps);
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = splits > 1 ? 2 : 1;
+  FN_CUDA(cudaLaunchKernelEx(&config, kernel, jobs));
 }
 
 }  // namespace
 
-void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups, int columns) {
-  check(columns <= 2 * kGroupColumns, "exl3: columns of a GEMV");
-  switch (jobs.words) {
-    case 48:
-      return launch_gemv<48>(stream, jobs, groups, columns);
-    case 64:
-      return launch_gemv<64>(stream, jobs, groups, columns);
-    case 80:
-      return launch_gemv<80>(stream, jobs, groups, columns);
-    default:
-      return launch_gemv<0>(stream, jobs, groups, columns);
+void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups) {
+  check(jobs.in % 128 == 0 && jobs.in > 0 && jobs.in <= kMaxIn, "exl3: inputs of a linear");
+  // Linears: every row is in the one group; experts: groups have at most kGroupColumns columns.
+  const bool is_wide = jobs.experts == nullptr && jobs.capacity * jobs.digits > kGroupColumns;
+  const int columns = std::min(jobs.capacity * jobs.digits, (is_wide ? 2 : 1) * kGroupColumns);
+  const Shape shape = choose_shape(jobs, groups, columns);
+  if (is_wide) {
+    if (shape.warps == 4) return launch_gemv<2, 4>(stream, jobs, groups, columns, shape.splits);
+    return launch_gemv<2, 8>(stream, jobs, groups, columns, shape.splits);
   }
+  if (shape.warps == 4) return launch_gemv<1, 4>(stream, jobs, groups, columns, shape.splits);
+  return launch_gemv<1, 8>(stream, jobs, groups, columns, shape.splits);
 }
 
 }  // namespace flashnext::cuda

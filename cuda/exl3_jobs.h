@@ -19,16 +19,9 @@ namespace flashnext::cuda {
 struct RowScale;
 
 inline constexpr int kGemvRows = 8;
-inline constexpr int kTileRows = 128;  // positions of a GEMM tile
-inline constexpr int kMaxIn = 16384;   // |sum of digit * (B + 2)| stays below 2^31
-inline constexpr int kGroupColumns = 8;
-
-// Positions of one expert that the GEMV multiplies in one go.
-struct ExpertGroup {
-  std::int32_t expert;
-  std::int32_t count;
-  std::int32_t position[kGroupColumns];
-};
+inline constexpr int kTileRows = 64;     // positions of a GEMM tile
+inline constexpr int kMaxIn = 16384;     // |sum of digit * (B + 2)| stays below 2^31
+inline constexpr int kGroupColumns = 8;  // columns of one tensor core product
 
 // Positions [first, first + count) of a launch belong to one expert.
 struct ExpertTile {
@@ -40,12 +33,14 @@ struct ExpertTile {
 // One weight matrix of a launch; for experts the pointers of the weight come from the expert table.
 struct Projection {
   const std::byte* trellis;
+  const __half* suh;
   const __half* svh;
   const float* bias;
   float* y;  // (positions, out)
   std::int32_t out;
+  std::int32_t words;
   std::int32_t member;  // experts: 0 gate, 1 up, 2 down
-  std::int32_t plane;   // index of its digit planes and scales
+  std::int32_t plane;   // GEMM: index of its digit planes and scales
   std::int32_t strip0;  // strips of 128 outputs before it in the launch
 };
 
@@ -53,24 +48,26 @@ struct Jobs {
   RowCount rows;          // of the op
   std::int32_t slots;     // positions a row: 1 for linears
   std::int32_t first;     // position 0 of this launch
-  std::int32_t capacity;  // positions that planes, scales and sums have room for
+  std::int32_t capacity;  // the most positions of this launch
   std::int32_t in;
-  std::int32_t words;
-  std::int32_t digits;   // 1 or 2
-  std::int32_t n;        // projections
-  std::int32_t strips;   // of all projections, in 128 outputs
-  std::int32_t scatter;  // 1: y rows are order[first + position]
+  std::int32_t levels;
+  std::int32_t digits;  // 1 or 2
+  std::int32_t n;       // projections; GEMM: of equal words
+  std::int32_t strips;  // of all projections, in 128 outputs
   Projection projection[kMaxLinears];
+  const ExpertRef* experts;  // null: linears
+  // GEMV
+  const float* x;           // (rows, in); for the down projection gate (positions, in)
+  const float* up;          // not null: inputs are silu(x) * up, by position
+  const std::int32_t* ids;  // (rows, slots) or null: the slot's number
+  std::int32_t ring_parts;  // set by the launcher
+  // GEMM
+  std::int32_t scatter;       // 1: y rows are order[first + position]
   const std::int8_t* planes;  // (plane, digit, capacity, in)
   const RowScale* scales;     // (plane, capacity)
-  const ExpertRef* experts;   // null: linears
-  const ExpertGroup* groups;  // GEMV of experts
-  const std::int32_t* num_groups;
-  const ExpertTile* tiles;  // GEMM of experts
+  const ExpertTile* tiles;
   const std::int32_t* num_tiles;
-  const std::int32_t* order;  // (positions of the op) pair of a sorted position, or null
-  std::int32_t* sums;         // (capacity, digit, 128 * strips): zero before a split GEMV
-  std::int32_t* arrivals;     // (max groups, strips): likewise
+  const std::int32_t* order;  // (positions of the op) pair of a sorted position
 };
 
 // x -> planes and scales, for `n` planes. Source rows: x row of a position is (pair / slots).
@@ -82,7 +79,7 @@ struct TransformJobs {
   std::int32_t in;
   std::int32_t levels;
   std::int32_t n;
-  const float* x;   // (rows, in); activations: gate (capacity, in)
+  const float* x;   // (rows, in); for the down projection gate (capacity, in)
   const float* up;  // not null: the row is silu(x) * up by position
   const __half* suh[kMaxLinears];
   std::int32_t member[kMaxLinears];
@@ -91,11 +88,6 @@ struct TransformJobs {
   const std::int32_t* order;  // pair of a sorted position, or null: itself
   std::int8_t* planes;
   RowScale* scales;
-  std::int32_t* zero;  // this many words are zeroed on the way, or null
-  std::int32_t zero_words;
-  ExpertGroup* groups;  // not null: the groups of the GEMV are formed on the way
-  std::int32_t* num_groups;
-  std::int32_t group_size;
 };
 
 // (row, slot) pairs sorted by expert, and the tiles of each chunk of `chunk` sorted positions.
@@ -114,8 +106,8 @@ struct PlanJobs {
 
 void exl3_transform(cudaStream_t stream, const TransformJobs& jobs);
 void exl3_plan(cudaStream_t stream, const PlanJobs& jobs);
-// `groups`: the most groups of positions (1 for linears); `columns`: the most columns of a group.
-void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups, int columns);
+// `groups`: one for linears, the most pairs for experts, each of which may be a group's first.
+void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups);
 // `tiles`: the most tiles of positions.
 void exl3_gemm(cudaStream_t stream, const Jobs& jobs, int tiles);
 

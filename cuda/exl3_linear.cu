@@ -1,5 +1,5 @@
-// The op kExl3Linear: transform, then a GEMV (few rows) or a GEMM over chunks of rows whose digits
-// stay in the cache. Which of them runs cannot change a bit.
+// The op kExl3Linear: one GEMV for few rows; else a transform and a GEMM over chunks of rows. Which
+// of them runs cannot change a bit.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_trellis.cuh"
@@ -13,14 +13,12 @@ namespace flashnext::cuda {
 
 namespace {
 
-constexpr std::size_t kDigitBytes = std::size_t{32} << 20;  // of a chunk of rows
+constexpr std::size_t kDigitBytes = std::size_t{104} << 20;  // of a chunk of rows
 
 struct Parts {
   std::int32_t capacity;  // rows of a chunk
   std::int8_t* planes;    // (n, digits, capacity, in)
   RowScale* scales;       // (n, capacity)
-  std::int32_t* zero;     // GEMV: sums and arrivals of every launch
-  std::int32_t zero_words;
 };
 
 int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
@@ -28,23 +26,15 @@ int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
 bool is_gemv(const RowCount& rows) { return rows.max <= kGemvRows; }
 
 Parts place(const Exl3LinearArgs& args, Scratch& scratch) {
+  if (is_gemv(args.rows)) return {args.rows.max, nullptr, nullptr};
   const std::size_t in = static_cast<std::size_t>(args.w[0].in);
   const std::size_t planes = static_cast<std::size_t>(args.n * digits_of(args.levels));
+  const std::int32_t fit = static_cast<std::int32_t>(kDigitBytes / (planes * in)) / 512 * 512;
   Parts p{};
-  p.capacity = args.rows.max;
-  if (!is_gemv(args.rows)) {
-    const std::int32_t fit = static_cast<std::int32_t>(kDigitBytes / (planes * in)) / 512 * 512;
-    p.capacity = std::min(p.capacity, std::max(512, fit));
-  }
+  p.capacity = std::min(args.rows.max, std::max(512, fit));
   const std::size_t capacity = static_cast<std::size_t>(p.capacity);
   p.planes = scratch.take<std::int8_t>(planes * capacity * in);
   p.scales = scratch.take<RowScale>(static_cast<std::size_t>(args.n) * capacity);
-  if (is_gemv(args.rows)) {
-    for (std::int32_t i = 0; i < args.n; ++i) {
-      p.zero_words += p.capacity * digits_of(args.levels) * args.w[i].out + args.w[i].out / 128;
-    }
-    p.zero = scratch.take<std::int32_t>(static_cast<std::size_t>(p.zero_words));
-  }
   return p;
 }
 
@@ -72,11 +62,40 @@ void exl3_linear(cudaStream_t stream, const Exl3LinearArgs& args) {
   const Parts parts = place(args, scratch);
   check(scratch.used() <= args.workspace.bytes, "exl3 linear: workspace");
 
+  Jobs all{};
+  all.rows = args.rows;
+  all.slots = 1;
+  all.capacity = parts.capacity;
+  all.in = args.w[0].in;
+  all.levels = args.levels;
+  all.digits = digits_of(args.levels);
+  all.x = args.x;
+  all.planes = parts.planes;
+  all.scales = parts.scales;
+  const auto add = [&](Jobs& jobs, int i, int first) {
+    const Exl3Weight& w = args.w[i];
+    Projection& p = jobs.projection[jobs.n++];
+    p.trellis = w.trellis;
+    p.suh = reinterpret_cast<const __half*>(w.suh);
+    p.svh = reinterpret_cast<const __half*>(w.svh);
+    p.bias = w.bias;
+    p.y = args.y[i] + static_cast<std::int64_t>(first) * w.out;
+    p.out = w.out;
+    p.words = w.words;
+    p.plane = i;
+    p.strip0 = jobs.strips;
+    jobs.strips += w.out / 128;
+  };
+  if (is_gemv(args.rows)) {
+    for (int i = 0; i < args.n; ++i) add(all, i, 0);
+    return exl3_gemv(stream, all, 1);
+  }
+
   TransformJobs transform{};
   transform.rows = args.rows;
   transform.slots = 1;
   transform.capacity = parts.capacity;
-  transform.in = args.w[0].in;
+  transform.in = all.in;
   transform.levels = args.levels;
   transform.n = args.n;
   transform.x = args.x;
@@ -85,49 +104,21 @@ void exl3_linear(cudaStream_t stream, const Exl3LinearArgs& args) {
   }
   transform.planes = parts.planes;
   transform.scales = parts.scales;
-  transform.zero = parts.zero;
-  transform.zero_words = parts.zero_words;
-
   for (int first = 0; first < args.rows.max; first += parts.capacity) {
     transform.first = first;
     exl3_transform(stream, transform);
-    std::int32_t* zeroed = parts.zero;
     // Linears of one rate share a launch.
     bool done[kMaxLinears] = {};
     for (int i = 0; i < args.n; ++i) {
       if (done[i]) continue;
-      Jobs jobs{};
-      jobs.rows = args.rows;
-      jobs.slots = 1;
+      Jobs jobs = all;
       jobs.first = first;
-      jobs.capacity = parts.capacity;
-      jobs.in = transform.in;
-      jobs.words = args.w[i].words;
-      jobs.digits = digits_of(args.levels);
-      jobs.planes = parts.planes;
-      jobs.scales = parts.scales;
       for (int j = i; j < args.n; ++j) {
-        const Exl3Weight& w = args.w[j];
-        if (w.words != jobs.words) continue;
+        if (args.w[j].words != args.w[i].words) continue;
         done[j] = true;
-        Projection& p = jobs.projection[jobs.n++];
-        p.trellis = w.trellis;
-        p.svh = reinterpret_cast<const __half*>(w.svh);
-        p.bias = w.bias;
-        p.y = args.y[j] + static_cast<std::int64_t>(first) * w.out;
-        p.out = w.out;
-        p.plane = j;
-        p.strip0 = jobs.strips;
-        jobs.strips += w.out / 128;
+        add(jobs, j, first);
       }
-      if (is_gemv(args.rows)) {
-        jobs.sums = zeroed;
-        jobs.arrivals = zeroed + parts.capacity * jobs.digits * 128 * jobs.strips;
-        zeroed = jobs.arrivals + jobs.strips;
-        exl3_gemv(stream, jobs, 1, parts.capacity * jobs.digits);
-      } else {
-        exl3_gemm(stream, jobs, ceil_div(parts.capacity, kTileRows));
-      }
+      exl3_gemm(stream, jobs, ceil_div(parts.capacity, kTileRows));
     }
   }
 }

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
       const int chunk = first / jobs.chunk;
       const int end = min(start[e + 1], (chunk + 1) * jobs.chunk);
       const int count = (end - first + kTileRows - 1) / kTileRows;
-      const int rows = ((end - first + count - 1) / count + 15) / 16 * 16;
+      const int rows = ((end - first + count - 1) / count + 7) / 8 * 8;
       while (first < end) {
         const int at = atomicAdd(tiles + chunk, 1);
         jobs.tiles[static_cast<std::int64_t>(chunk) * jobs.tiles_per_chunk + at] = {

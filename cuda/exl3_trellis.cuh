@@ -121,6 +121,11 @@ __device__ __forceinline__ void mma_u8s8(int (&d)[4], std::uint32_t a0, std::uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// 16 bytes past L1 to a shared address.
+__device__ __forceinline__ void cp_async16_shared(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 inline constexpr float kRootEighth = 0.08838834764831845f;  // 1 / sqrt(128)
 
 // Butterflies over 128 values, four consecutive ones a lane. An upper lane's other - v is fma(-1,
