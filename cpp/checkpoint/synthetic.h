@@ -9,7 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -72,10 +72,26 @@ class SyntheticMemory {
 
   // tensor.bytes() readable bytes, valid as long as this object; the tensor must be of the list.
   const std::byte* at(const SyntheticTensor& tensor) const;
+  // The same bytes in pieces, all from the first period: memory that is in use already.
+  void pieces(const SyntheticTensor& tensor,
+              const std::function<void(const std::byte* data, std::size_t bytes)>& visit) const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// config.json of a shape: parse_config() gives the shape back.
+std::string synthetic_config(const ModelShape& shape);
+
+// Bytes of disk that write_synthetic() takes; holes are not counted.
+std::uint64_t synthetic_disk_bytes(const ModelShape& shape);
+
+// Writes safetensors shards, their index, the n-gram table (as a hole when large) and config.json
+// into a new or empty folder. `progress` hears stage "write" in bytes and may throw: then, and on
+// any error, what was written is removed. Throws InputError (folder not empty, not writable) and
+// OutOfMemory (disk), which names the bytes needed and free.
+void write_synthetic(const std::string& folder, const ModelShape& shape,
+                     const SyntheticOptions& options, const Progress& progress = {});
 
 }  // namespace flashnext

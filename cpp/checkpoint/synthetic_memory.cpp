@@ -133,6 +133,9 @@ struct SyntheticMemory::State {
   std::map<Source, RepeatingMemory> blocks;
   std::map<std::string, std::vector<std::byte>, std::less<>> constants;
   std::uint32_t marker = kMul1;
+
+  std::pair<const RepeatingMemory*, std::size_t> place(const SyntheticTensor& tensor) const;
+  const std::byte* constant(const SyntheticTensor& tensor) const;
 };
 
 SyntheticMemory::SyntheticMemory(const std::vector<SyntheticTensor>& tensors,
@@ -177,20 +180,43 @@ SyntheticMemory::SyntheticMemory(const std::vector<SyntheticTensor>& tensors,
 SyntheticMemory::~SyntheticMemory() = default;
 SyntheticMemory::SyntheticMemory(SyntheticMemory&&) noexcept = default;
 
-const std::byte* SyntheticMemory::at(const SyntheticTensor& tensor) const {
-  if (tensor.fill.kind == Fill::Kind::kIntegers) {
-    if (tensor.dtype == Dtype::kI32) return reinterpret_cast<const std::byte*>(&state_->marker);
-    const auto constant = state_->constants.find(tensor.name);
-    check(constant != state_->constants.end(), "synthetic: a tensor outside the list");
-    return constant->second.data();
-  }
+// A block and the place in it where a drawn tensor begins.
+std::pair<const RepeatingMemory*, std::size_t> SyntheticMemory::State::place(
+    const SyntheticTensor& tensor) const {
   const Source source = source_of(tensor);
-  const auto block = state_->blocks.find(source);
-  check(block != state_->blocks.end(), "synthetic: a tensor outside the list");
+  const auto block = blocks.find(source);
+  check(block != blocks.end(), "synthetic: a tensor outside the list");
   const bool rows = source.kind == Fill::Kind::kNgramRows;
   const std::size_t unit = rows ? source.row : kAlign;
   const std::size_t places = block->second.period() / unit;
-  return block->second.data() + hash_text(tensor.name, state_->seed) % places * unit;
+  return {&block->second, hash_text(tensor.name, seed) % places * unit};
+}
+
+const std::byte* SyntheticMemory::State::constant(const SyntheticTensor& tensor) const {
+  if (tensor.dtype == Dtype::kI32) return reinterpret_cast<const std::byte*>(&marker);
+  const auto found = constants.find(tensor.name);
+  check(found != constants.end(), "synthetic: a tensor outside the list");
+  return found->second.data();
+}
+
+const std::byte* SyntheticMemory::at(const SyntheticTensor& tensor) const {
+  if (tensor.fill.kind == Fill::Kind::kIntegers) return state_->constant(tensor);
+  const auto [block, offset] = state_->place(tensor);
+  return block->data() + offset;
+}
+
+void SyntheticMemory::pieces(
+    const SyntheticTensor& tensor,
+    const std::function<void(const std::byte* data, std::size_t bytes)>& visit) const {
+  std::size_t left = tensor.bytes();
+  if (tensor.fill.kind == Fill::Kind::kIntegers) return visit(state_->constant(tensor), left);
+  auto [block, offset] = state_->place(tensor);
+  while (left > 0) {
+    const std::size_t n = std::min(left, block->period() - offset);
+    visit(block->data() + offset, n);
+    left -= n;
+    offset = 0;
+  }
 }
 
 }  // namespace flashnext

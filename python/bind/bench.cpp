@@ -178,6 +178,22 @@ void bind_bench(py::module_& m) {
       },
       py::arg("like"), py::arg("layers") = 0, py::kw_only(), py::arg("synthetic_seed") = 1,
       py::arg("pool_bytes") = SyntheticOptions{}.pool_bytes, py::arg("progress") = py::none());
+  m.def(
+      "write_synthetic",
+      [](const std::string& folder, const std::string& like, std::int32_t layers,
+         std::uint64_t seed, std::size_t pool_bytes, const py::object& progress) {
+        const Progress hook = progress_hook(progress);
+        py::gil_scoped_release release;
+        write_synthetic(folder, synthetic_shape(like, layers), {seed, pool_bytes}, hook);
+      },
+      py::arg("folder"), py::arg("like"), py::arg("layers") = 0, py::kw_only(), py::arg("seed") = 1,
+      py::arg("pool_bytes") = SyntheticOptions{}.pool_bytes, py::arg("progress") = py::none());
+  m.def(
+      "synthetic_disk_bytes",
+      [](const std::string& like, std::int32_t layers) {
+        return synthetic_disk_bytes(synthetic_shape(like, layers));
+      },
+      py::arg("like"), py::arg("layers") = 0);
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
         py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
         py::arg("profile") = 0);

@@ -99,6 +99,16 @@ def synthetic_session(
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> Session: ...
+def write_synthetic(
+    folder: str,
+    like: str,
+    layers: int = 0,
+    *,
+    seed: int = 1,
+    pool_bytes: int = ...,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> None: ...
+def synthetic_disk_bytes(like: str, layers: int = 0) -> int: ...
 def measure(
     session: Session,
     prompt: list[int],
