@@ -96,7 +96,7 @@ def records(found: Iterable[Receipt]) -> list[dict[str, Any]]:
     table = []
     for family in FAMILIES:
         evidence = {arch: _evidence(family, by_architecture.get(arch)) for arch in order}
-        table.append({**asdict(family), "evidence": evidence})
+        table.append({**asdict(family), "ops": list(family.ops), "evidence": evidence})
     return table
 
 
