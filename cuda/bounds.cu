@@ -109,6 +109,11 @@ class Bench {
     std::size_t free_bytes = 0, total = 0;
     FN_CUDA(cudaMemGetInfo(&free_bytes, &total));
     bytes_ = std::min<std::size_t>(std::size_t{1} << 30, free_bytes / 4) >> 20 << 20;
+    if (bytes_ < std::size_t{64} << 20) {  // less would stay in the caches
+      throw OutOfMemory("device", std::size_t{256} << 20,
+                        "bounds: measuring needs 256 MiB of free device memory, " +
+                            std::to_string(free_bytes) + " bytes are free");
+    }
     from_ = device_block();
     to_ = device_block();
     FN_CUDA(cudaMemsetAsync(from_.get(), 1, bytes_, stream));

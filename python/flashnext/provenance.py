@@ -31,6 +31,7 @@ def code() -> dict[str, Any]:
         "nvcc": nvcc,
         "cuda_archs": info["cuda_archs"],
         "flags": info["flags"],
+        "build_id": info["build_id"],
     }
 
 
