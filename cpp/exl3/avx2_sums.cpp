@@ -139,14 +139,39 @@ FN_AVX2_INLINE __m256i gather(const std::byte* stream) {
   }
 }
 
-// B of windows J of half H as two words that add up to it.
+// Keeps the compiler from sinking work past this point: four windows in step hide latencies that
+// one after the other would show.
+FN_AVX2_INLINE void hold(__m256i (&v)[4]) {
+  asm("" : "+x"(v[0]), "+x"(v[1]), "+x"(v[2]), "+x"(v[3]));
+}
+
 template <int HB, int H, int J>
-FN_AVX2_INLINE __m256i halves(const std::byte* stream) {
-  const __m256i window = _mm256_and_si256(
+FN_AVX2_INLINE __m256i window(const std::byte* stream) {
+  return _mm256_and_si256(
       _mm256_srlv_epi32(gather<HB, H, J>(stream), load_table(CutTables<HB, H, J>::kShifts)),
       _mm256_set1_epi32(0xFFFF));
-  return _mm256_maddubs_epi16(_mm256_mullo_epi32(window, _mm256_set1_epi32(kMultiplier)),
-                              _mm256_set1_epi8(1));
+}
+
+// B of windows 0..3 of half H, each as two words that add up to it.
+template <int HB, int H>
+FN_AVX2_INLINE void halves(const std::byte* stream, __m256i (&b)[4]) {
+  const __m256i multiplier = _mm256_set1_epi32(kMultiplier);
+  const __m256i ones = _mm256_set1_epi8(1);
+  b[0] = window<HB, H, 0>(stream);
+  b[1] = window<HB, H, 1>(stream);
+  b[2] = window<HB, H, 2>(stream);
+  b[3] = window<HB, H, 3>(stream);
+  hold(b);
+  b[0] = _mm256_mullo_epi32(b[0], multiplier);
+  b[1] = _mm256_mullo_epi32(b[1], multiplier);
+  b[2] = _mm256_mullo_epi32(b[2], multiplier);
+  b[3] = _mm256_mullo_epi32(b[3], multiplier);
+  hold(b);
+  b[0] = _mm256_maddubs_epi16(b[0], ones);
+  b[1] = _mm256_maddubs_epi16(b[1], ones);
+  b[2] = _mm256_maddubs_epi16(b[2], ones);
+  b[3] = _mm256_maddubs_epi16(b[3], ones);
+  hold(b);
 }
 
 // Activations of one k-tile of a row: for window j the dwords V[2c + const], twice as words.
@@ -194,16 +219,14 @@ FN_AVX2_INLINE void reduce_into(std::int64_t* sums, const Lanes* acc) {
 template <int HB, int H, std::size_t... R>
 FN_AVX2_INLINE void add_columns(const std::byte* stream, const Spread* x, Lanes* acc,
                                 std::index_sequence<R...>) {
+  __m256i b[4];
+  halves<HB, H>(stream, b);
   Lanes sum[sizeof...(R)];
   ((sum[R] = acc[R * kTiles * kVectors]), ...);
-  const __m256i b0 = halves<HB, H, 0>(stream);
-  (add_product(sum[R], b0, x[R].x[0]), ...);
-  const __m256i b1 = halves<HB, H, 1>(stream);
-  (add_product(sum[R], b1, x[R].x[1]), ...);
-  const __m256i b2 = halves<HB, H, 2>(stream);
-  (add_product(sum[R], b2, x[R].x[2]), ...);
-  const __m256i b3 = halves<HB, H, 3>(stream);
-  (add_product(sum[R], b3, x[R].x[3]), ...);
+  (add_product(sum[R], b[0], x[R].x[0]), ...);
+  (add_product(sum[R], b[1], x[R].x[1]), ...);
+  (add_product(sum[R], b[2], x[R].x[2]), ...);
+  (add_product(sum[R], b[3], x[R].x[3]), ...);
   ((acc[R * kTiles * kVectors] = sum[R]), ...);
 }
 
@@ -258,12 +281,14 @@ template <int HB, int H>
 FN_AVX2_INLINE void decode_columns(const std::byte* stream, __m256i (*to)[kVectors], int m) {
   const __m256i ones = _mm256_set1_epi16(1);
   const __m256i centre = _mm256_set1_epi16(kCentre);
-  const __m256i b0 = _mm256_madd_epi16(halves<HB, H, 0>(stream), ones);
-  const __m256i b1 = _mm256_madd_epi16(halves<HB, H, 1>(stream), ones);
-  const __m256i b2 = _mm256_madd_epi16(halves<HB, H, 2>(stream), ones);
-  const __m256i b3 = _mm256_madd_epi16(halves<HB, H, 3>(stream), ones);
-  to[0][2 * m + H] = _mm256_sub_epi16(_mm256_or_si256(b0, _mm256_slli_epi32(b1, 16)), centre);
-  to[1][2 * m + H] = _mm256_sub_epi16(_mm256_or_si256(b2, _mm256_slli_epi32(b3, 16)), centre);
+  __m256i b[4];
+  halves<HB, H>(stream, b);
+  b[0] = _mm256_madd_epi16(b[0], ones);
+  b[1] = _mm256_madd_epi16(b[1], ones);
+  b[2] = _mm256_madd_epi16(b[2], ones);
+  b[3] = _mm256_madd_epi16(b[3], ones);
+  to[0][2 * m + H] = _mm256_sub_epi16(_mm256_or_si256(b[0], _mm256_slli_epi32(b[1], 16)), centre);
+  to[1][2 * m + H] = _mm256_sub_epi16(_mm256_or_si256(b[2], _mm256_slli_epi32(b[3], 16)), centre);
 }
 
 FN_AVX2_INLINE __m256i broadcast_eight(const std::int16_t* v) {

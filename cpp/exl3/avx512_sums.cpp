@@ -3,7 +3,7 @@
 // A window s becomes s * 0x83DCD12D by vpmulld; vpdpbusd with ones adds its four bytes. The sums of
 // two rows go into the words of a dword, and vpdpwssd multiplies them with two 15-bit activations.
 // On Zen 4 multiplies, dot products and multishifts share two of four execution units: 40 cycles a
-// tile and row at the least. Up to six rows are multiplied while the weights are in registers; for
+// tile and row at the least. Up to eight rows are multiplied while the weights are in registers; for
 // more, 128 inputs x 64 columns at a time are decoded into L1 and multiplied by six rows in turn.
 #if defined(__x86_64__)
 
@@ -248,6 +248,10 @@ void sums_at_rate(const Exl3Weight& w, const Prepared& p, std::int32_t row, std:
       return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<5>());
     case 6:
       return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<6>());
+    case 7:
+      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<7>());
+    case 8:
+      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<8>());
     default:
       return many_rows<HB>(w, p, row, rows, block, sums);
   }
