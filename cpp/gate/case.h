@@ -92,28 +92,6 @@ struct Case {
 
 using Results = std::vector<std::vector<std::byte>>;  // an output each, in order
 
-// Device memory filled from a host copy.
-class Upload {
- public:
-  Upload(Device& device, StreamId stream, const void* data, std::size_t bytes)
-      : staging_(device, Space::kPinned, bytes, "staging"),
-        block_(device, Space::kDevice, bytes, "case") {
-    std::memcpy(staging_.data(), data, bytes);
-    device.copy_async(stream, block_.data(), staging_.data(), bytes);
-  }
-  void* data() const { return block_.data(); }
-  std::vector<std::byte> read(Device& device, StreamId stream) const {
-    device.copy_async(stream, staging_.data(), block_.data(), block_.bytes());
-    device.synchronize(stream);
-    const auto* bytes = staging_.as<std::byte>();
-    return {bytes, bytes + block_.bytes()};
-  }
-
- private:
-  Block staging_;
-  Block block_;
-};
-
 struct RunOptions {
   std::int32_t first = 0;
   std::int32_t count = -1;     // -1: all rows
