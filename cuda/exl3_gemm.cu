@@ -224,6 +224,8 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_kernel(const __grid_constant
       from = from + stage_size == ring_end ? ring : from + stage_size;
     }
 
+    // Looked up again rather than kept in registers through the product.
+    const Strip result = locate(jobs, work % jobs.strips, tile.expert);
     // Step 6 in fragments, then a row a warp: rotation, scale and bias.
     float* out = reinterpret_cast<float*>(smem);
     __syncthreads();
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_kernel(const __grid_constant
       float v[4] = {value.x, value.y, value.z, value.w};
       const int at = tile.first + position;
       const std::int64_t row = jobs.scatter != 0 ? jobs.order[jobs.first + at] : at;
-      finish_row(v, scales[position].q, lane, strip.svh, strip.bias, strip.y + row * strip.out);
+      finish_row(v, scales[position].q, lane, result.svh, result.bias, result.y + row * result.out);
     }
     __syncthreads();  // the ring and the scales are free again
   }

@@ -23,7 +23,7 @@ namespace flashnext::cuda {
 namespace {
 
 constexpr int kMaxSplits = 8;  // blocks of a cluster
-constexpr int kKeep = 16;      // rotated (position, 128 inputs) that a block keeps
+constexpr int kKeep = 24;      // rotated (position, 128 inputs) that a block keeps
 
 __host__ __device__ constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
 
@@ -35,27 +35,71 @@ __host__ __device__ constexpr int stages_of(int words) {
   return is_special(words) ? ring_stages(words) : ring_stages(128);
 }
 
-__device__ __forceinline__ void cluster_sync(int splits) {
-  if (splits == 1) {
-    __syncthreads();
-  } else {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+// The other half of the arrival at a kernel's start: all blocks of the cluster have initialised
+// what others push to.
+__device__ __forceinline__ void await_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Barriers in shared memory that complete when one thread has arrived with a number of bytes and as
+// many bytes were pushed.
+__device__ __forceinline__ void init_barrier(std::uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void expect_bytes(std::uint64_t* barrier, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+__device__ __forceinline__ void await(std::uint64_t* barrier) {
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier))
+        : "memory");
   }
 }
-
-// `p` (in this block's shared memory) in the block of that rank.
-template <class T>
-__device__ __forceinline__ const T* of_rank(const T* p, int rank, int splits) {
-  if (splits == 1) return p;
-  const T* there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+__device__ __forceinline__ std::uint32_t address_at(const void* p, int rank) {
+  std::uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
   return there;
 }
+// *p += value in this block, while others may push to it.
+__device__ __forceinline__ void add_here(std::int32_t* p, std::int32_t value) {
+  asm volatile("red.relaxed.cluster.shared::cta.add.s32 [%0], %1;" ::"r"(shared_address(p)),
+               "r"(value)
+               : "memory");
+}
+// *p = max(*p, value) or *p += value in the block of that rank; four bytes for its barrier.
+__device__ __forceinline__ void push_max(std::uint32_t* p, std::uint32_t value,
+                                         std::uint64_t* barrier, int rank) {
+  asm volatile(
+      "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.max.u32 [%0], %1, "
+      "[%2];" ::"r"(address_at(p, rank)),
+      "r"(value), "r"(address_at(barrier, rank))
+      : "memory");
+}
+__device__ __forceinline__ void push_sum(std::int32_t* p, std::int32_t value,
+                                         std::uint64_t* barrier, int rank) {
+  asm volatile(
+      "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.s32 [%0], %1, "
+      "[%2];" ::"r"(address_at(p, rank)),
+      "r"(value), "r"(address_at(barrier, rank))
+      : "memory");
+}
 
-// What a block shares: with its warps, and (row_max, row_sum, sums) with its cluster.
+// What the warps of a block share; cluster_max, row_sum, the barriers and the sums of columns are
+// pushed to by the blocks of the cluster.
 struct Shared {
-  std::uint32_t row_max[kGemvRows];
+  std::uint64_t max_barrier;
+  std::uint64_t sum_barrier;
+  std::uint32_t row_max[kGemvRows];  // of this block's inputs
+  std::uint32_t cluster_max[kGemvRows];
   std::int32_t row_sum[kGemvRows];
   RowLevels levels[kGemvRows];
   std::int32_t member[kGemvRows];  // positions of the block
@@ -199,11 +243,24 @@ __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
       int* to = sums + c * 128 + (lane >> 2);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        atomicAdd(to + 16 * n, acc[g][n][i]);
-        atomicAdd(to + 16 * n + 8, acc[g][n][i + 2]);
+        add_here(to + 16 * n, acc[g][n][i]);
+        add_here(to + 16 * n + 8, acc[g][n][i + 2]);
       }
     }
   }
+}
+
+// Step 4 for one (position, 128 inputs).
+__device__ __forceinline__ void quantise_block(const Jobs& jobs, const float (&u)[4], int item,
+                                               int blocks, int lane, std::int8_t* digits, int pitch,
+                                               Shared& shared) {
+  const int i = item / blocks;
+  const Digits d = digits_of(u, shared.levels[i], jobs.levels);
+  std::int8_t* to = digits + i * jobs.digits * pitch + 128 * (item - i * blocks);
+  store_digits(to, d.high, lane);
+  if (jobs.digits == 2) store_digits(to + pitch, d.low, lane);
+  const int sum = __reduce_add_sync(0xFFFFFFFFu, d.sum);
+  if (lane == 0) add_here(&shared.row_sum[i], sum);
 }
 
 // Steps 1 to 4 for the block's inputs [first, first + 128 blocks): digits (columns, pitch) and sums
@@ -214,49 +271,56 @@ template <int kWarps>
 __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, int first,
                                           int blocks, int splits, int warp, int lane,
                                           std::int8_t* digits, int pitch, Shared& shared) {
-  const int count = shared.count;
-  const int items = count * blocks;
+  const int items = shared.count * blocks;
+  const auto load = [&](int item) {
+    const int i = item / blocks;
+    const int position = shared.member[i];
+    return load_input(jobs.x, jobs.up, suh, jobs.up != nullptr ? position : position / jobs.slots,
+                      jobs.in, first + 128 * (item - i * blocks) + 4 * lane);
+  };
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
+    int item = warp;
+    if (pass == 1) {
 #pragma unroll 1
-    for (int item = warp; item < items; item += kWarps) {
-      const int i = item / blocks;
-      const int at = 128 * (item - i * blocks);
-      float u[4];
-      if (pass == 0 || item >= kKeep) {
-        const int position = shared.member[i];
-        load_input(jobs.x, jobs.up, jobs.up != nullptr ? position : position / jobs.slots, jobs.in,
-                   first + at + 4 * lane, u);
-        rotate_block(suh + first + at, lane, u);
-      } else {
+      for (; item < min(items, kKeep); item += kWarps) {
         const float4 v = shared.kept[item][lane];
-        u[0] = v.x;
-        u[1] = v.y;
-        u[2] = v.z;
-        u[3] = v.w;
-      }
-      if (pass == 0) {
-        const std::uint32_t bits = __reduce_max_sync(0xFFFFFFFFu, max_bits(u));
-        if (lane == 0) atomicMax(&shared.row_max[i], bits);
-        if (item < kKeep) shared.kept[item][lane] = make_float4(u[0], u[1], u[2], u[3]);
-      } else {
-        const Digits d = digits_of(u, shared.levels[i], jobs.levels);
-        std::int8_t* to = digits + i * jobs.digits * pitch + at;
-        store_digits(to, d.high, lane);
-        if (jobs.digits == 2) store_digits(to + pitch, d.low, lane);
-        const int sum = __reduce_add_sync(0xFFFFFFFFu, d.sum);
-        if (lane == 0) atomicAdd(&shared.row_sum[i], sum);
+        const float u[4] = {v.x, v.y, v.z, v.w};
+        quantise_block(jobs, u, item, blocks, lane, digits, pitch, shared);
       }
     }
-    if (pass == 0) {
-      cluster_sync(splits);
-      if (static_cast<int>(threadIdx.x) < count) {
-        std::uint32_t bits = 0;
+    RawInput next{};
+    if (item < items) next = load(item);
 #pragma unroll 1
-        for (int rank = 0; rank < splits; ++rank) {
-          bits = max(bits, *of_rank(&shared.row_max[threadIdx.x], rank, splits));
+    for (; item < items; item += kWarps) {
+      const RawInput raw = next;
+      if (item + kWarps < items) next = load(item + kWarps);
+      float u[4];
+      rotate(raw, jobs.up != nullptr, lane, u);
+      if (pass == 1) {
+        quantise_block(jobs, u, item, blocks, lane, digits, pitch, shared);
+        continue;
+      }
+      const std::uint32_t bits = __reduce_max_sync(0xFFFFFFFFu, max_bits(u));
+      if (lane == 0) atomicMax(&shared.row_max[item / blocks], bits);
+      if (item < kKeep) shared.kept[item][lane] = make_float4(u[0], u[1], u[2], u[3]);
+    }
+    if (pass == 0) {
+      if (splits > 1) await_cluster();
+      __syncthreads();
+      const int count = shared.count;
+      if (splits > 1) {
+        const int i = static_cast<int>(threadIdx.x) >> 3;
+        const int rank = static_cast<int>(threadIdx.x) & 7;
+        if (i < count && rank < splits) {
+          push_max(&shared.cluster_max[i], shared.row_max[i], &shared.max_barrier, rank);
         }
-        shared.levels[threadIdx.x] = row_levels(bits, jobs.levels);
+        if (threadIdx.x == 0) expect_bytes(&shared.max_barrier, 4 * splits * count);
+        await(&shared.max_barrier);
+      }
+      if (static_cast<int>(threadIdx.x) < count) {
+        const std::uint32_t* max_bits = splits > 1 ? shared.cluster_max : shared.row_max;
+        shared.levels[threadIdx.x] = row_levels(max_bits[threadIdx.x], jobs.levels);
       }
     }
     __syncthreads();
@@ -279,14 +343,41 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   const int blocks = all_blocks * (split + 1) / splits - first;
   const bool is_linear = jobs.experts == nullptr;
 
+  // After the rings: sums (columns, 128), then digits (columns, pitch). The pitch keeps eight
+  // columns in different banks.
+  int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
+  const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
+  std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + 128 * max_columns);
+  const int pitch = 128 * ((all_blocks + splits - 1) / splits) + 16;
+  if (threadIdx.x < kGemvRows) {
+    shared.row_max[threadIdx.x] = 0;
+    shared.cluster_max[threadIdx.x] = 0;
+    shared.row_sum[threadIdx.x] = 0;
+  }
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < 128 * max_columns; i += 32 * kWarps) sums[i] = 0;
+  if (splits > 1) {
+    if (threadIdx.x == 0) {
+      init_barrier(&shared.max_barrier);
+      init_barrier(&shared.sum_barrier);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  }
+
   // Weights of linears are nobody's output, so their first units travel while the predecessor ends.
+  // Whether a block of experts has work is the same in all blocks of its cluster.
   int expert = 0;
   int pairs = 0;
   if (!is_linear) {
     pdl_wait();
     expert = jobs.ids != nullptr ? jobs.ids[group] : group % jobs.slots;
     pairs = jobs.rows.scale * *jobs.rows.count * jobs.slots;
-    if (group >= pairs) return;
+    if (group >= pairs) {
+      if (splits > 1) await_cluster();
+      return;
+    }
   }
   const Strip strip = locate(jobs, strip_index, expert);
   const int stages = stages_of(strip.words);
@@ -296,28 +387,17 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   if (is_linear) pdl_wait();
   pdl_trigger();
 
-  if (threadIdx.x < kGemvRows) {
-    shared.row_max[threadIdx.x] = 0;
-    shared.row_sum[threadIdx.x] = 0;
-  }
   if (is_linear) {
     if (threadIdx.x < kGemvRows) shared.member[threadIdx.x] = static_cast<int>(threadIdx.x);
     if (threadIdx.x == 0) shared.count = jobs.rows.scale * *jobs.rows.count;
   } else if (warp == 0) {
     find_members(jobs, group, pairs, expert, lane, shared);
   }
-  // After the rings: sums (columns, 128), then digits (columns, pitch). The pitch keeps eight
-  // columns in different banks.
-  int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
-  const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
-  std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + 128 * max_columns);
-  const int pitch = 128 * ((all_blocks + splits - 1) / splits) + 16;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < 128 * max_columns; i += 32 * kWarps) sums[i] = 0;
   __syncthreads();
   const int count = shared.count;
-  if (count == 0) {  // the same in every block of the cluster
+  if (count == 0) {
     cp_async_wait<0>();
+    if (splits > 1) await_cluster();
     return;
   }
   transform<kWarps>(jobs, strip.suh, 128 * first, blocks, splits, warp, lane, digits, pitch,
@@ -340,33 +420,47 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
       multiply<0, kGroups>(stream, strip.words, ring, digits, pitch, columns, warp, lane, sums);
       break;
   }
-  cluster_sync(splits);
+  __syncthreads();
 
+  // Row i is finished by the block of rank i % splits; the others push their parts there and are
+  // done.
+  if (splits > 1) {
 #pragma unroll 1
-  for (int i = split * kWarps + warp; i < count; i += splits * kWarps) {
-    long long total[4] = {};
-    RowScale scale{shared.levels[i].q, 0};
-#pragma unroll 1
-    for (int rank = 0; rank < splits; ++rank) {
-      scale.sum += *of_rank(&shared.row_sum[i], rank, splits);
-      const int* part = of_rank(sums, rank, splits) + i * jobs.digits * 128 + 4 * lane;
-#pragma unroll 1
-      for (int d = 0; d < jobs.digits; ++d) {
-        const int4 a = *reinterpret_cast<const int4*>(part + 128 * d);
-        const int weight = d + 1 < jobs.digits ? 256 : 1;
-        total[0] += static_cast<long long>(weight) * a.x;
-        total[1] += static_cast<long long>(weight) * a.y;
-        total[2] += static_cast<long long>(weight) * a.z;
-        total[3] += static_cast<long long>(weight) * a.w;
+    for (int c = warp; c < columns; c += kWarps) {
+      const int i = c / jobs.digits;
+      const int leader = i % splits;
+      if (leader == split) continue;
+#pragma unroll
+      for (int o = lane; o < 128; o += 32) {
+        push_sum(&sums[c * 128 + o], sums[c * 128 + o], &shared.sum_barrier, leader);
+      }
+      if (lane == 0 && c == i * jobs.digits) {
+        push_sum(&shared.row_sum[i], shared.row_sum[i], &shared.sum_barrier, leader);
       }
     }
-    float v[4];
-#pragma unroll
-    for (int o = 0; o < 4; ++o) v[o] = affine(total[o] - 510LL * scale.sum, scale);
+    if (split >= count) return;
+    const int led = (count - split + splits - 1) / splits;
+    if (threadIdx.x == 0) {
+      expect_bytes(&shared.sum_barrier, led * (splits - 1) * (512 * jobs.digits + 4));
+    }
+    await(&shared.sum_barrier);
+  }
+#pragma unroll 1
+  for (int i = split + warp * splits; i < count; i += splits * kWarps) {
+    const int4* a = reinterpret_cast<const int4*>(sums + i * jobs.digits * 128) + lane;
+    const int4 high = a[0];
+    int4 low = make_int4(0, 0, 0, 0);
+    if (jobs.digits == 2) low = a[32];
+    const RowScale scale{shared.levels[i].q, shared.row_sum[i]};
+    const long long weight = jobs.digits == 2 ? 256 : 1;
+    const long long centre = 510LL * scale.sum;
+    float v[4] = {affine(weight * high.x + low.x - centre, scale),
+                  affine(weight * high.y + low.y - centre, scale),
+                  affine(weight * high.z + low.z - centre, scale),
+                  affine(weight * high.w + low.w - centre, scale)};
     finish_row(v, scale.q, lane, strip.svh, strip.bias,
                strip.y + static_cast<std::int64_t>(shared.member[i]) * strip.out);
   }
-  if (splits > 1) cluster_sync(splits);  // nobody leaves while its sums are read
 }
 
 struct Shape {
@@ -401,7 +495,7 @@ Shape choose_shape(const Jobs& jobs, int groups, int columns) {
       if (smem_bytes(jobs, columns, {splits, warps}) > kMaxSmem) continue;
       const int resident = std::max(16, warps * ceil_div(strips * splits, processors));
       const int share = ceil_div(4 * ceil_div(blocks, splits), warps);
-      const int cost = resident * (2 * share + 3);
+      const int cost = resident * (4 * share + 6 + splits);
       if (best_cost == 0 || cost < best_cost) {
         best = {splits, warps};
         best_cost = cost;

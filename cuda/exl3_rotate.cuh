@@ -6,27 +6,39 @@
 
 namespace flashnext::cuda {
 
-// Inputs [at, at + 4) of a row: x, or silu(x) * up.
-__device__ __forceinline__ void load_input(const float* x, const float* up, std::int64_t row,
-                                           int in, int at, float (&v)[4]) {
-  const float4 value = *reinterpret_cast<const float4*>(x + row * in + at);
-  v[0] = value.x;
-  v[1] = value.y;
-  v[2] = value.z;
-  v[3] = value.w;
-  if (up != nullptr) {
-    const float4 other = *reinterpret_cast<const float4*>(up + row * in + at);
-    v[0] = __fmul_rn(math::silu(v[0]), other.x);
-    v[1] = __fmul_rn(math::silu(v[1]), other.y);
-    v[2] = __fmul_rn(math::silu(v[2]), other.z);
-    v[3] = __fmul_rn(math::silu(v[3]), other.w);
-  }
+// Four inputs of a lane as they lie in memory: x, or gate and up, and their scales.
+struct RawInput {
+  float4 x;
+  float4 up;
+  uint2 suh;
+};
+
+// Inputs [at, at + 4) of a row.
+__device__ __forceinline__ RawInput load_input(const float* x, const float* up, const __half* suh,
+                                               std::int64_t row, int in, int at) {
+  RawInput raw;
+  raw.x = *reinterpret_cast<const float4*>(x + row * in + at);
+  raw.up = make_float4(0, 0, 0, 0);
+  if (up != nullptr) raw.up = *reinterpret_cast<const float4*>(up + row * in + at);
+  raw.suh = *reinterpret_cast<const uint2*>(suh + at);
+  return raw;
 }
 
-// suh points at the first of the 128.
-__device__ __forceinline__ void rotate_block(const __half* suh, int lane, float (&u)[4]) {
+// Steps 1 and 2 for a warp's 128 inputs. is_activation: the input is silu(x) * up.
+__device__ __forceinline__ void rotate(const RawInput& raw, bool is_activation, int lane,
+                                       float (&u)[4]) {
+  u[0] = raw.x.x;
+  u[1] = raw.x.y;
+  u[2] = raw.x.z;
+  u[3] = raw.x.w;
+  if (is_activation) {
+    u[0] = __fmul_rn(math::silu(u[0]), raw.up.x);
+    u[1] = __fmul_rn(math::silu(u[1]), raw.up.y);
+    u[2] = __fmul_rn(math::silu(u[2]), raw.up.z);
+    u[3] = __fmul_rn(math::silu(u[3]), raw.up.w);
+  }
   float scale[4];
-  load_halves(suh + 4 * lane, scale);
+  widen_halves(raw.suh, scale);
 #pragma unroll
   for (int i = 0; i < 4; ++i) u[i] = __fmul_rn(u[i], scale[i]);
   butterflies(u, lane);
@@ -64,16 +76,23 @@ struct Digits {
   int sum;  // of V
 };
 
+// Rounding to an integer is an addition of 1.5 * 2^23, after which the low bits of the number are V
+// in two's complement. |u| <= m keeps |V| <= L; digits of a row that is not finite mean nothing.
 __device__ __forceinline__ Digits digits_of(const float (&u)[4], RowLevels row, int levels) {
-  Digits d{0, 0, 0};
+  constexpr float kMagic = 12582912.0f;
+  constexpr std::uint32_t kMagicBits = 0x4B400000u;
+  std::uint32_t v[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    int v = row.r != 0.0f ? __float2int_rn(__fmul_rn(u[i], row.r)) : 0;
-    v = min(max(v, -levels), levels);
-    d.sum += v;
-    const int high = levels > 127 ? (v + 128) >> 8 : v;
-    d.high |= (static_cast<std::uint32_t>(high) & 0xFFu) << (8 * i);
-    d.low |= (static_cast<std::uint32_t>(v) & 0xFFu) << (8 * i);
+    v[i] = __float_as_uint(__fadd_rn(__fmul_rn(u[i], row.r), kMagic));
+  }
+  Digits d;
+  d.sum = static_cast<int>((v[0] + v[1]) + (v[2] + v[3]) - 4 * kMagicBits);
+  d.low = __byte_perm(__byte_perm(v[0], v[1], 0x0040), __byte_perm(v[2], v[3], 0x0040), 0x5410);
+  d.high = d.low;
+  if (levels > 127) {
+    d.high = __byte_perm(__byte_perm(v[0] + 128, v[1] + 128, 0x0051),
+                         __byte_perm(v[2] + 128, v[3] + 128, 0x0051), 0x5410);
   }
   return d;
 }

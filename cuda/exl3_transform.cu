@@ -34,14 +34,18 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   }
   const std::int64_t row = jobs.up != nullptr ? position : pair / jobs.slots;
 
+  RawInput raw[kBlocks];
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const int at = (warp + b * warps) * 128;
+    if (at < jobs.in) raw[b] = load_input(jobs.x, jobs.up, suh, row, jobs.in, at + 4 * lane);
+  }
   float u[kBlocks][4];
   std::uint32_t bits = 0;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    const int at = (warp + b * warps) * 128;
-    if (at >= jobs.in) break;
-    load_input(jobs.x, jobs.up, row, jobs.in, at + 4 * lane, u[b]);
-    rotate_block(suh + at, lane, u[b]);
+    if ((warp + b * warps) * 128 >= jobs.in) break;
+    rotate(raw[b], jobs.up != nullptr, lane, u[b]);
     bits = max(bits, max_bits(u[b]));
   }
 

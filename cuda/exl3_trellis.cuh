@@ -165,8 +165,7 @@ __device__ __forceinline__ float affine(long long a, RowScale scale) {
   return __fmaf_rn(kInv, __fmul_rn(scale.q, __ll2float_rn(a)), tail);
 }
 
-__device__ __forceinline__ void load_halves(const __half* p, float (&v)[4]) {
-  const uint2 bits = *reinterpret_cast<const uint2*>(p);
+__device__ __forceinline__ void widen_halves(uint2 bits, float (&v)[4]) {
   const __half2 lo = *reinterpret_cast<const __half2*>(&bits.x);
   const __half2 hi = *reinterpret_cast<const __half2*>(&bits.y);
   v[0] = __low2float(lo);
@@ -181,7 +180,7 @@ __device__ __forceinline__ void finish_row(float (&v)[4], float q, int lane, con
                                            const float* bias, float* y) {
   butterflies(v, lane);
   float scale[4];
-  load_halves(svh + 4 * lane, scale);
+  widen_halves(*reinterpret_cast<const uint2*>(svh + 4 * lane), scale);
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], kRootEighth), scale[i]);
   if (!(q > 0.0f)) {
