@@ -13,7 +13,7 @@
 
 namespace flashnext::exl3::internal {
 
-constexpr int kMultiplier = static_cast<int>(0x83DCD12Du);
+inline constexpr int kMultiplier = static_cast<int>(0x83DCD12Du);
 // Lane classes whose windows are cut by multishift (the others: permute and shift). Chosen so that
 // the two kinds of execution units are equally busy.
 template <int HB>

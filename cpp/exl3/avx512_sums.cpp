@@ -3,8 +3,9 @@
 // A window s becomes s * 0x83DCD12D by vpmulld; vpdpbusd with ones adds its four bytes. The sums of
 // two rows go into the words of a dword, and vpdpwssd multiplies them with two 15-bit activations.
 // On Zen 4 multiplies, dot products and multishifts share two of four execution units: 40 cycles a
-// tile and row at the least. Up to eight rows are multiplied while the weights are in registers; for
-// more, 128 inputs x 64 columns at a time are decoded into L1 and multiplied by six rows in turn.
+// tile and row at the least. Up to eight rows are multiplied while the weights are in registers;
+// for more, 128 inputs x 64 columns at a time are decoded into L1 and multiplied by six rows in
+// turn.
 #if defined(__x86_64__)
 
 #include "cpp/exl3/avx512_decode.h"
