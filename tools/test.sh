@@ -70,6 +70,10 @@ venv=build/test-venv
 say "installing the package into $venv"
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 python=$venv/bin/python
+if [ ! -e /dev/nvidiactl ]; then
+  export CMAKE_ARGS="${CMAKE_ARGS:-} -DFN_CUDA=OFF"
+  echo "no GPU here: the package is built for the host device alone"
+fi
 "$python" -m pip install '.[test,dev]' >build/pip.log 2>&1 || { tail -n 60 build/pip.log; exit 1; }
 "$venv/bin/flashnext" --version
 
