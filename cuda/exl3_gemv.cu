@@ -10,6 +10,7 @@
 #include "cpp/base/math.h"
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"
+#include "cuda/exl3_cluster.cuh"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_locate.cuh"
 #include "cuda/exl3_rotate.cuh"
@@ -33,64 +34,6 @@ __host__ __device__ constexpr bool is_special(int words) {
 }
 __host__ __device__ constexpr int stages_of(int words) {
   return is_special(words) ? ring_stages(words) : ring_stages(128);
-}
-
-// The other half of the arrival at a kernel's start: all blocks of the cluster have initialised
-// what others push to.
-__device__ __forceinline__ void await_cluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Barriers in shared memory that complete when one thread has arrived with a number of bytes and as
-// many bytes were pushed.
-__device__ __forceinline__ void init_barrier(std::uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void expect_bytes(std::uint64_t* barrier, int bytes) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-}
-__device__ __forceinline__ void await(std::uint64_t* barrier) {
-  std::uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier))
-        : "memory");
-  }
-}
-__device__ __forceinline__ std::uint32_t address_at(const void* p, int rank) {
-  std::uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
-  return there;
-}
-// *p += value in this block, while others may push to it.
-__device__ __forceinline__ void add_here(std::int32_t* p, std::int32_t value) {
-  asm volatile("red.relaxed.cluster.shared::cta.add.s32 [%0], %1;" ::"r"(shared_address(p)),
-               "r"(value)
-               : "memory");
-}
-// *p = max(*p, value) or *p += value in the block of that rank; four bytes for its barrier.
-__device__ __forceinline__ void push_max(std::uint32_t* p, std::uint32_t value,
-                                         std::uint64_t* barrier, int rank) {
-  asm volatile(
-      "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.max.u32 [%0], %1, "
-      "[%2];" ::"r"(address_at(p, rank)),
-      "r"(value), "r"(address_at(barrier, rank))
-      : "memory");
-}
-__device__ __forceinline__ void push_sum(std::int32_t* p, std::int32_t value,
-                                         std::uint64_t* barrier, int rank) {
-  asm volatile(
-      "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.s32 [%0], %1, "
-      "[%2];" ::"r"(address_at(p, rank)),
-      "r"(value), "r"(address_at(barrier, rank))
-      : "memory");
 }
 
 // What the warps of a block share; cluster_max, row_sum, the barriers and the sums of columns are
@@ -493,6 +436,9 @@ Shape choose_shape(const Jobs& jobs, int groups, int columns) {
   for (const int warps : {4, 8}) {
     for (int splits = 1; splits <= std::min(kMaxSplits, blocks); ++splits) {
       if (smem_bytes(jobs, columns, {splits, warps}) > kMaxSmem) continue;
+      // Clusters of an odd size leave gaps: nearly full, they would need a second wave.
+      const int slots = processors * (warps == 4 ? 5 : 2);
+      if ((splits & (splits - 1)) != 0 && 10 * strips * splits > 9 * slots) continue;
       const int resident = std::max(16, warps * ceil_div(strips * splits, processors));
       const int share = ceil_div(4 * ceil_div(blocks, splits), warps);
       const int cost = resident * (4 * share + 6 + splits);
