@@ -123,12 +123,19 @@ void multiply(cudaStream_t stream, const ExpertsArgs& args, const Parts& parts, 
 std::size_t workspace_bytes(const ExpertsArgs& args) {
   Scratch scratch(nullptr);
   place(args, scratch);
-  return scratch.used();
+  if (args.shared == nullptr) return scratch.used();
+  return std::max(scratch.used(), workspace_bytes(shared_alone(args)));
 }
 
 void experts(cudaStream_t stream, const ExpertsArgs& args) {
   check(valid(args), "experts: shapes or levels");
   if (args.rows.max == 0) return;
+  if (args.shared != nullptr) {
+    experts(stream, shared_alone(args));
+    ExpertsArgs routed = args;
+    routed.shared = nullptr;
+    return experts(stream, routed);
+  }
   Scratch scratch(args.workspace.data);
   const Parts parts = place(args, scratch);
   check(scratch.used() <= args.workspace.bytes, "experts: workspace");

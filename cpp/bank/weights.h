@@ -51,11 +51,11 @@ struct LayerWeights {
 
 struct PleWeights {
   DenseWeight key, value;
-  const float* conv;          // (streams * hidden, kernel)
-  const float* norm_key;      // (streams * hidden), 1 + w
-  const float* norm_query;    // (streams * hidden), 1 + w
-  const float* norm_conv;     // (streams * hidden), 1 + w
-  const std::uint16_t* bias;  // fp16 (heads, width) or null
+  const float* conv;               // (streams * hidden, kernel)
+  const float* norm_key;           // (streams * hidden), 1 + w
+  const float* norm_query;         // (streams * hidden), 1 + w
+  const float* norm_conv;          // (streams * hidden), 1 + w
+  const std::uint16_t* bias;       // fp16 (heads, width) or null
   const std::byte* const* shards;  // table of shard addresses that the device can read
   bool host_gather;                // the device cannot read the table: the host gathers rows
 };

@@ -178,7 +178,9 @@ void run_batch(const ExpertsArgs& args, Context& context, const Scratch& s,
 }  // namespace
 
 std::size_t workspace_bytes(const ExpertsArgs& args, int) {
-  return place(args, args.rows.max, nullptr).bytes;
+  const std::size_t routed = place(args, args.rows.max, nullptr).bytes;
+  if (args.shared == nullptr) return routed;
+  return std::max(routed, place(shared_alone(args), args.rows.max, nullptr).bytes);
 }
 
 void experts(const ExpertsArgs& args, Context& context) {
@@ -191,6 +193,7 @@ void experts(const ExpertsArgs& args, Context& context) {
   for (std::int32_t first = 0; first < pairs; first += s.batch) {
     run_batch(args, context, s, s.order + first, std::min(s.batch, pairs - first));
   }
+  if (args.shared != nullptr) experts(shared_alone(args), context);
 }
 
 }  // namespace flashnext::host

@@ -6,6 +6,8 @@
 // is built for a maximum of rows, and the step's real numbers are read from StepView when the op
 // runs, so that one captured graph serves every step of its bucket. The result for a row never
 // depends on the number of rows (spec/numerics.md).
+//
+// This file is long because it is the whole table: one struct an op.
 #pragma once
 
 #include "cpp/exl3/weight.h"
@@ -379,8 +381,27 @@ struct ExpertsArgs {
   std::int32_t inner;     // E
   std::int32_t words[3];  // u16 words a tile of gate, up, down
   std::int32_t levels;
+  // The shared expert of the same rows, or null: shared_y[r] = *shared of x[r].
+  const ExpertRef* shared;  // (1)
+  float* shared_y;          // out (rows, dim)
+  std::int32_t shared_inner;
+  std::int32_t shared_words[3];
   Workspace workspace;
 };
+
+// The shared expert as an op of its own: one slot, every row.
+inline ExpertsArgs shared_alone(const ExpertsArgs& args) {
+  ExpertsArgs s = args;
+  s.ids = nullptr;
+  s.experts = args.shared;
+  s.y = args.shared_y;
+  s.num_experts = 1;
+  s.slots = 1;
+  s.inner = args.shared_inner;
+  for (int i = 0; i < 3; ++i) s.words[i] = args.shared_words[i];
+  s.shared = nullptr;
+  return s;
+}
 
 // y[r] = sum over slots in order of weights[r, s] * slots_y[r, s] (fma), then
 // fma(sigmoid(shared_gate[r]), shared_y[r]).

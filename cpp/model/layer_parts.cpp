@@ -126,20 +126,13 @@ void LayerParts::moe(const MoeWeights& w, const float* x, float* y) {
   e.dim = s_.hidden;
   e.levels = c_.levels;
 
-  // The shared expert does not wait for the router.
-  b_.program().fork(Lane::kSide);
-  ExpertsArgs shared = e;
-  shared.experts = w.shared;
-  shared.y = moe_.shared_y;
-  shared.num_experts = 1;
-  shared.slots = 1;
-  shared.inner = s_.shared_inner;
-  std::copy_n(w.shared_words, 3, shared.words);
-  b_.add(Lane::kSide, shared);
-
   dense(Lane::kMain, x, {w.router, w.shared_gate}, {moe_.router, moe_.shared_gate});
   b_.add(Lane::kMain, RouteArgs{rows(), moe_.router, moe_.ids, moe_.weights, s_.experts, s_.top_k,
                                 s_.norm_topk ? 1 : 0});
+  e.shared = w.shared;
+  e.shared_y = moe_.shared_y;
+  e.shared_inner = s_.shared_inner;
+  std::copy_n(w.shared_words, 3, e.shared_words);
   e.ids = moe_.ids;
   e.experts = w.experts;
   e.y = moe_.slot_y;
@@ -148,7 +141,6 @@ void LayerParts::moe(const MoeWeights& w, const float* x, float* y) {
   e.inner = s_.expert_inner;
   std::copy_n(w.words, 3, e.words);
   b_.add(Lane::kMain, e);
-  b_.program().join(Lane::kSide);
   b_.add(Lane::kMain, CombineArgs{rows(), moe_.slot_y, moe_.weights, moe_.shared_y,
                                   moe_.shared_gate, y, s_.top_k, s_.hidden});
 }

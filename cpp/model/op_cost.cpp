@@ -125,7 +125,12 @@ OpCost Costs::experts() const {
   const U64 one = trellis_bytes(a.dim, a.inner, a.words[0] + a.words[1]) +
                   trellis_bytes(a.inner, a.dim, a.words[2]) + mul(a.dim + a.inner, 3, 2);
   const U64 read = a.ids == nullptr ? mul(a.slots) : mul(s_.experts);
-  return {read * one, n * mul(a.dim, 1 + a.slots) * kF, n * mul(a.slots, 3, a.dim, a.inner), 0};
+  OpCost cost{read * one, n * mul(a.dim, 1 + a.slots) * kF, n * mul(a.slots, 3, a.dim, a.inner), 0};
+  if (a.shared != nullptr) {
+    const ExpertsArgs alone = shared_alone(a);
+    cost += Costs(&alone, s_).experts();
+  }
+  return cost;
 }
 
 OpCost Costs::of(Op op) const {
@@ -235,7 +240,6 @@ OpCost op_cost(Op op, const void* args, const StepSizes& sizes) {
 
 std::string op_family(Op op, const void* args, std::int32_t vocab) {
   if (op == Op::kExl3Linear && as<Exl3LinearArgs>(args).w[0].out == vocab) return "head";
-  if (op == Op::kExperts && as<ExpertsArgs>(args).ids == nullptr) return "shared_expert";
   return to_string(op);
 }
 

@@ -111,7 +111,9 @@ TEST_F(Exl3Gpu, InputsAtTheLimits) {
   Weight extreme(16384, 128, 128, random);
   int best = 0;
   for (int b = 0; b < 256; ++b) {
-    const auto sum = [](int byte) { return exl3::byte_sum(static_cast<std::uint16_t>(257 * byte)); };
+    const auto sum = [](int byte) {
+      return exl3::byte_sum(static_cast<std::uint16_t>(257 * byte));
+    };
     if (sum(b) > sum(best)) best = b;
   }
   std::fill(extreme.trellis.host.begin(), extreme.trellis.host.end(), static_cast<std::byte>(best));
