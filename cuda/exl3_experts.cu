@@ -1,6 +1,6 @@
 // The op kExperts: gate and up, then down with silu(gate) * up as its input. Few rows: two GEMVs
-// over pairs in their own order. Many rows: pairs sorted by expert, then grouped GEMMs over chunks
-// of sorted pairs, which bounds the scratch.
+// over pairs in their own order, which take the shared expert of the rows along. Many rows: pairs
+// sorted by expert, then grouped GEMMs over chunks of sorted pairs, which bounds the scratch.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_trellis.cuh"
@@ -19,7 +19,8 @@ constexpr int kChunkPairs = 8192;
 struct Parts {
   std::int32_t capacity;  // pairs of a chunk
   std::int32_t chunks;
-  float* inner;  // (gate and up, capacity, inner)
+  std::int32_t inner_rows;  // capacity, and the rows of a shared expert in the same launches
+  float* inner;             // (gate and up, inner_rows, inner)
   // GEMM
   std::int32_t tiles_per_chunk;
   std::int8_t* x_planes;    // (gate and up, digits, capacity, dim)
@@ -35,6 +36,11 @@ int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
 
 bool is_gemv(const RowCount& rows) { return rows.max <= kGemvRows; }
 
+// The shared expert goes along with the routed ones.
+bool is_joint(const ExpertsArgs& args) {
+  return args.shared != nullptr && is_gemv(args.rows) && args.shared_inner == args.inner;
+}
+
 Parts place(const ExpertsArgs& args, Scratch& scratch) {
   const std::int32_t pairs = args.rows.max * args.slots;
   const std::int32_t digits = digits_of(args.levels);
@@ -44,7 +50,8 @@ Parts place(const ExpertsArgs& args, Scratch& scratch) {
   const std::size_t capacity = static_cast<std::size_t>(p.capacity);
   const std::size_t dim = static_cast<std::size_t>(args.dim);
   const std::size_t inner = static_cast<std::size_t>(args.inner);
-  p.inner = scratch.take<float>(2 * capacity * inner);
+  p.inner_rows = p.capacity + (is_joint(args) ? args.rows.max : 0);
+  p.inner = scratch.take<float>(2 * static_cast<std::size_t>(p.inner_rows) * inner);
   if (is_gemv(args.rows)) return p;
   p.x_planes = scratch.take<std::int8_t>(2 * static_cast<std::size_t>(digits) * capacity * dim);
   p.x_scales = scratch.take<RowScale>(2 * capacity);
@@ -74,7 +81,7 @@ Jobs jobs_of(const ExpertsArgs& args, const Parts& parts, int first, bool is_dow
   jobs.digits = digits_of(args.levels);
   jobs.experts = args.experts;
   jobs.x = is_down ? parts.inner : args.x;
-  if (is_down) jobs.up = parts.inner + static_cast<std::int64_t>(parts.capacity) * args.inner;
+  if (is_down) jobs.up = parts.inner + static_cast<std::int64_t>(parts.inner_rows) * args.inner;
   jobs.ids = args.ids;
   if (is_gemv(args.rows)) return jobs;
   const int chunk = first / parts.capacity;
@@ -95,9 +102,23 @@ void add(const ExpertsArgs& args, const Parts& parts, int member, Jobs& jobs) {
   p.out = is_down ? args.dim : args.inner;
   p.plane = is_down ? 0 : member;
   p.y = is_down ? args.y
-                : parts.inner + static_cast<std::int64_t>(member) * parts.capacity * args.inner;
+                : parts.inner + static_cast<std::int64_t>(member) * parts.inner_rows * args.inner;
   p.strip0 = jobs.strips;
   jobs.strips += p.out / 128;
+}
+
+// After every routed projection of the launch.
+void add_shared(const ExpertsArgs& args, const Parts& parts, int member, Jobs& jobs) {
+  const bool is_down = member == 2;
+  Projection& p = jobs.projection[jobs.n + jobs.shared_n++];
+  p.member = member;
+  p.words = args.shared_words[member];
+  p.out = is_down ? args.dim : args.inner;
+  const std::int64_t first = static_cast<std::int64_t>(member) * parts.inner_rows + parts.capacity;
+  p.y = is_down ? args.shared_y : parts.inner + first * args.inner;
+  p.strip0 = jobs.strips + jobs.shared_strips;
+  jobs.shared_strips += p.out / 128;
+  jobs.shared = args.shared;
 }
 
 // Gate and up, or down, of one chunk; GEMMs of equal rate together.
@@ -111,6 +132,10 @@ void multiply(cudaStream_t stream, const ExpertsArgs& args, const Parts& parts, 
     jobs = empty;
   }
   if (!is_down) add(args, parts, 1, jobs);
+  if (is_joint(args)) {
+    add_shared(args, parts, is_down ? 2 : 0, jobs);
+    if (!is_down) add_shared(args, parts, 1, jobs);
+  }
   if (is_gemv(args.rows)) {
     exl3_gemv(stream, jobs, parts.capacity);
   } else {
@@ -123,14 +148,14 @@ void multiply(cudaStream_t stream, const ExpertsArgs& args, const Parts& parts, 
 std::size_t workspace_bytes(const ExpertsArgs& args) {
   Scratch scratch(nullptr);
   place(args, scratch);
-  if (args.shared == nullptr) return scratch.used();
+  if (args.shared == nullptr || is_joint(args)) return scratch.used();
   return std::max(scratch.used(), workspace_bytes(shared_alone(args)));
 }
 
 void experts(cudaStream_t stream, const ExpertsArgs& args) {
   check(valid(args), "experts: shapes or levels");
   if (args.rows.max == 0) return;
-  if (args.shared != nullptr) {
+  if (args.shared != nullptr && !is_joint(args)) {
     experts(stream, shared_alone(args));
     ExpertsArgs routed = args;
     routed.shared = nullptr;

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_kernel(const __grid_constant
     } else {
       tile = {0, tile_index * kTileRows, min(kTileRows, launch_positions - tile_index * kTileRows)};
     }
-    const Strip strip = locate(jobs, work % jobs.strips, tile.expert);
+    const Strip strip = locate(jobs, work % jobs.strips, jobs.experts + tile.expert);
     if (static_cast<int>(threadIdx.x) < tile.count) {
       scales[threadIdx.x] = jobs.scales[static_cast<std::int64_t>(strip.plane) * jobs.capacity +
                                         tile.first + static_cast<int>(threadIdx.x)];
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemm_kernel(const __grid_constant
     }
 
     // Looked up again rather than kept in registers through the product.
-    const Strip result = locate(jobs, work % jobs.strips, tile.expert);
+    const Strip result = locate(jobs, work % jobs.strips, jobs.experts + tile.expert);
     // Step 6 in fragments, then a row a warp: rotation, scale and bias.
     float* out = reinterpret_cast<float*>(smem);
     __syncthreads();

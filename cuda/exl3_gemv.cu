@@ -14,6 +14,7 @@
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_locate.cuh"
 #include "cuda/exl3_rotate.cuh"
+#include "cuda/exl3_stream.cuh"
 #include "cuda/exl3_trellis.cuh"
 #include "cuda/launch.h"
 
@@ -45,8 +46,14 @@ struct Shared {
   std::uint32_t cluster_max[kGemvRows];
   std::int32_t row_sum[kGemvRows];
   RowLevels levels[kGemvRows];
-  std::int32_t member[kGemvRows];  // positions of the block
+  std::int32_t member[kGemvRows];  // positions of the block, which are rows of y
+  std::int32_t source[kGemvRows];  // and their rows of x
   std::int32_t count;
+  // Of the strip, for the end: kept out of the product's registers.
+  const __half* svh;
+  const float* bias;
+  float* y;
+  std::int32_t out;
   float4 kept[kKeep][32];
 };
 
@@ -70,62 +77,15 @@ __device__ __forceinline__ void find_members(const Jobs& jobs, int pair, int pai
       const bool is_member = p < pairs && same(p);
       const unsigned members = __ballot_sync(0xFFFFFFFFu, is_member);
       const int at = count + __popc(members & ((1u << lane) - 1u));
-      if (is_member && at < size) shared.member[at] = p;
+      if (is_member && at < size) {
+        shared.member[at] = p;
+        shared.source[at] = jobs.up != nullptr ? p : p / jobs.slots;
+      }
       count = min(size, count + __popc(members));
     }
   }
   if (lane == 0) shared.count = count;
 }
-
-// One unit: two k-tiles of the strip, to the lane's part of a ring slot.
-template <int kWords>
-__device__ __forceinline__ void fetch_unit(std::uint32_t to, const std::byte* row0,
-                                           const std::byte* row1, int words, int lane) {
-  const int w = kWords != 0 ? kWords : words;
-#pragma unroll
-  for (int i = 0; i < (2 * w + 31) / 32; ++i) {
-    if (kWords == 0 || 2 * kWords % 32 != 0) {
-      if (lane + 32 * i >= 2 * w) break;
-    }
-    const std::byte* from = lane + 32 * i < w ? row0 : row1;
-    cp_async16_shared(to + 512u * static_cast<unsigned>(i), from + 512 * i);
-  }
-}
-
-// The weights of one warp: units warp, warp + kWarps, ... of the block, through a ring of its own.
-template <int kWarps>
-struct Stream {
-  const std::byte* row0;  // of the next unit, the lane's part
-  const std::byte* row1;
-  std::int64_t step;
-  std::uint32_t ring;  // shared address of the lane's part of slot 0
-  std::uint32_t slot_bytes;
-  int unit;  // next to fetch
-  int units;
-
-  // `first`: the block's first unit. memory: the rings of all warps.
-  __device__ Stream(const Strip& strip, const uint4* memory, int stages, int first, int units,
-                    int warp, int lane)
-      : unit(warp), units(units) {
-    row0 = strip.trellis + 2 * (first + warp) * strip.pitch + 16 * lane;
-    row1 = row0 + strip.pitch - 16 * strip.words;
-    step = 2 * kWarps * strip.pitch;
-    slot_bytes = static_cast<std::uint32_t>(32 * strip.words);
-    ring = shared_address(memory) + static_cast<std::uint32_t>(warp * stages) * slot_bytes +
-           16u * static_cast<unsigned>(lane);
-  }
-
-  template <int kWords>
-  __device__ __forceinline__ void fetch(int slot, int words, int lane) {
-    if (unit < units) {
-      fetch_unit<kWords>(ring + static_cast<unsigned>(slot) * slot_bytes, row0, row1, words, lane);
-      row0 += step;
-      row1 += step;
-      unit += kWarps;
-    }
-    cp_async_commit();
-  }
-};
 
 // Adds a warp's part of every column to sums (columns, 128). digits: (columns, pitch) of the
 // block's inputs; tiles: the warp's ring.
@@ -217,9 +177,8 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
   const int items = shared.count * blocks;
   const auto load = [&](int item) {
     const int i = item / blocks;
-    const int position = shared.member[i];
-    return load_input(jobs.x, jobs.up, suh, jobs.up != nullptr ? position : position / jobs.slots,
-                      jobs.in, first + 128 * (item - i * blocks) + 4 * lane);
+    return load_input(jobs.x, jobs.up, suh, shared.source[i], jobs.in,
+                      first + 128 * (item - i * blocks) + 4 * lane);
   };
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
@@ -275,8 +234,11 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     gemv_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ uint4 smem[];
   __shared__ Shared shared;
-  const int group = static_cast<int>(blockIdx.x) / jobs.strips;
-  const int strip_index = static_cast<int>(blockIdx.x) - group * jobs.strips;
+  const bool is_shared = static_cast<int>(blockIdx.x) < jobs.shared_blocks;
+  const int place = static_cast<int>(blockIdx.x) - (is_shared ? 0 : jobs.shared_blocks);
+  const int strips = is_shared ? jobs.shared_strips : jobs.strips;
+  const int group = place / strips;
+  const int strip_index = place - group * strips + (is_shared ? jobs.strips : 0);
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int splits = static_cast<int>(gridDim.y);
@@ -309,30 +271,46 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   }
 
-  // Weights of linears are nobody's output, so their first units travel while the predecessor ends.
-  // Whether a block of experts has work is the same in all blocks of its cluster.
+  // Weights are nobody's output, so the first units of those that need no router travel while the
+  // predecessor ends. Whether a block of experts has work is the same in all blocks of its cluster.
+  const bool is_routed = !is_linear && !is_shared;
+  const ExpertRef* ref = jobs.shared;
   int expert = 0;
   int pairs = 0;
-  if (!is_linear) {
+  if (is_routed) {
     pdl_wait();
     expert = jobs.ids != nullptr ? jobs.ids[group] : group % jobs.slots;
+    ref = jobs.experts + expert;
     pairs = jobs.rows.scale * *jobs.rows.count * jobs.slots;
     if (group >= pairs) {
       if (splits > 1) await_cluster();
       return;
     }
   }
-  const Strip strip = locate(jobs, strip_index, expert);
+  const Strip strip = locate(jobs, strip_index, ref);
   const int stages = stages_of(strip.words);
   Stream<kWarps> stream(strip, smem, stages, 4 * first, 4 * blocks, warp, lane);
 #pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
-  if (is_linear) pdl_wait();
+  if (threadIdx.x == 0) {
+    shared.svh = strip.svh;
+    shared.bias = strip.bias;
+    shared.y = strip.y;
+    shared.out = strip.out;
+  }
+  if (!is_routed) pdl_wait();
   pdl_trigger();
 
-  if (is_linear) {
-    if (threadIdx.x < kGemvRows) shared.member[threadIdx.x] = static_cast<int>(threadIdx.x);
-    if (threadIdx.x == 0) shared.count = jobs.rows.scale * *jobs.rows.count;
+  if (!is_routed) {
+    const int size = is_shared ? kGroupColumns / jobs.digits : kGemvRows;
+    const int row = group * size + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < kGemvRows) {
+      shared.member[threadIdx.x] = row;
+      shared.source[threadIdx.x] = row + (is_shared && jobs.up != nullptr ? jobs.capacity : 0);
+    }
+    if (threadIdx.x == 0) {
+      shared.count = max(0, min(size, jobs.rows.scale * *jobs.rows.count - row));
+    }
   } else if (warp == 0) {
     find_members(jobs, group, pairs, expert, lane, shared);
   }
@@ -401,8 +379,8 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
                   affine(weight * high.y + low.y - centre, scale),
                   affine(weight * high.z + low.z - centre, scale),
                   affine(weight * high.w + low.w - centre, scale)};
-    finish_row(v, scale.q, lane, strip.svh, strip.bias,
-               strip.y + static_cast<std::int64_t>(shared.member[i]) * strip.out);
+    finish_row(v, scale.q, lane, shared.svh, shared.bias,
+               shared.y + static_cast<std::int64_t>(shared.member[i]) * shared.out);
   }
 }
 
@@ -413,7 +391,7 @@ struct Shape {
 
 int ring_bytes(const Jobs& jobs, int warps) {
   int ring = 0;
-  for (int p = 0; p < jobs.n; ++p) {
+  for (int p = 0; p < jobs.n + jobs.shared_n; ++p) {
     const int words = jobs.projection[p].words;
     ring = std::max(ring, warps * stages_of(words) * 32 * words);
   }
@@ -426,9 +404,8 @@ int smem_bytes(const Jobs& jobs, int columns, Shape shape) {
 }
 
 // A multiprocessor wants about 16 warps; a block costs a few units of its own.
-Shape choose_shape(const Jobs& jobs, int groups, int columns) {
+Shape choose_shape(const Jobs& jobs, int strips, int columns) {
   constexpr int kMaxSmem = 90 * 1024;  // with what is static, below what any card has
-  const int strips = groups * jobs.strips;
   const int blocks = jobs.in / 128;
   const int processors = multiprocessors();
   Shape best{0, 0};
@@ -453,7 +430,7 @@ Shape choose_shape(const Jobs& jobs, int groups, int columns) {
 }
 
 template <int kGroups, int kWarps>
-void launch_gemv(cudaStream_t stream, Jobs jobs, int groups, int columns, int splits) {
+void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int splits) {
   jobs.ring_parts = ring_bytes(jobs, kWarps) / 16;
   const int smem = smem_bytes(jobs, columns, {splits, kWarps});
   auto* kernel = gemv_kernel<kGroups, kWarps>;
@@ -464,7 +441,7 @@ void launch_gemv(cudaStream_t stream, Jobs jobs, int groups, int columns, int sp
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {1, static_cast<unsigned>(splits), 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(groups * jobs.strips), static_cast<unsigned>(splits));
+  config.gridDim = dim3(static_cast<unsigned>(strips), static_cast<unsigned>(splits));
   config.blockDim = dim3(32 * kWarps);
   config.dynamicSmemBytes = static_cast<std::size_t>(smem);
   config.stream = stream;
@@ -475,18 +452,23 @@ void launch_gemv(cudaStream_t stream, Jobs jobs, int groups, int columns, int sp
 
 }  // namespace
 
-void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups) {
-  check(jobs.in % 128 == 0 && jobs.in > 0 && jobs.in <= kMaxIn, "exl3: inputs of a linear");
+void exl3_gemv(cudaStream_t stream, const Jobs& of, int groups) {
+  check(of.in % 128 == 0 && of.in > 0 && of.in <= kMaxIn, "exl3: inputs of a linear");
+  Jobs jobs = of;
+  if (jobs.shared != nullptr) {
+    jobs.shared_blocks = jobs.shared_strips * ceil_div(jobs.rows.max, kGroupColumns / jobs.digits);
+  }
+  const int strips = groups * jobs.strips + jobs.shared_blocks;
   // Linears: every row is in the one group; experts: groups have at most kGroupColumns columns.
   const bool is_wide = jobs.experts == nullptr && jobs.capacity * jobs.digits > kGroupColumns;
   const int columns = std::min(jobs.capacity * jobs.digits, (is_wide ? 2 : 1) * kGroupColumns);
-  const Shape shape = choose_shape(jobs, groups, columns);
+  const Shape shape = choose_shape(jobs, strips, columns);
   if (is_wide) {
-    if (shape.warps == 4) return launch_gemv<2, 4>(stream, jobs, groups, columns, shape.splits);
-    return launch_gemv<2, 8>(stream, jobs, groups, columns, shape.splits);
+    if (shape.warps == 4) return launch_gemv<2, 4>(stream, jobs, strips, columns, shape.splits);
+    return launch_gemv<2, 8>(stream, jobs, strips, columns, shape.splits);
   }
-  if (shape.warps == 4) return launch_gemv<1, 4>(stream, jobs, groups, columns, shape.splits);
-  return launch_gemv<1, 8>(stream, jobs, groups, columns, shape.splits);
+  if (shape.warps == 4) return launch_gemv<1, 4>(stream, jobs, strips, columns, shape.splits);
+  return launch_gemv<1, 8>(stream, jobs, strips, columns, shape.splits);
 }
 
 }  // namespace flashnext::cuda

@@ -41,7 +41,7 @@ struct Projection {
   std::int32_t words;
   std::int32_t member;  // experts: 0 gate, 1 up, 2 down
   std::int32_t plane;   // GEMM: index of its digit planes and scales
-  std::int32_t strip0;  // strips of 128 outputs before it in the launch
+  std::int32_t strip0;  // strips of 128 outputs before it in the launch, shared ones after all
 };
 
 struct Jobs {
@@ -61,6 +61,12 @@ struct Jobs {
   const float* up;          // not null: inputs are silu(x) * up, by position
   const std::int32_t* ids;  // (rows, slots) or null: the slot's number
   std::int32_t ring_parts;  // set by the launcher
+  // GEMV: the shared expert of every row, in blocks of its own before all others. Its projections
+  // come after the n; its positions are rows, those of x for the down projection (capacity + row).
+  const ExpertRef* shared;     // null: none
+  std::int32_t shared_n;       // projections
+  std::int32_t shared_strips;  // of all of them
+  std::int32_t shared_blocks;  // set by the launcher: strips of all groups of rows
   // GEMM
   std::int32_t scatter;       // 1: y rows are order[first + position]
   const std::int8_t* planes;  // (plane, digit, capacity, in)

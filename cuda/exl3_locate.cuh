@@ -19,7 +19,7 @@ struct Strip {
 
 __device__ __forceinline__ int projection_of(const Jobs& jobs, int strip) {
   int p = 0;
-  while (p + 1 < jobs.n && strip >= jobs.projection[p + 1].strip0) ++p;
+  while (p + 1 < jobs.n + jobs.shared_n && strip >= jobs.projection[p + 1].strip0) ++p;
   return p;
 }
 
@@ -27,17 +27,17 @@ __device__ __forceinline__ int words_of(const Jobs& jobs, int strip) {
   return jobs.projection[projection_of(jobs, strip)].words;
 }
 
-__device__ __forceinline__ Strip locate(const Jobs& jobs, int strip, int expert) {
+// `ref`: the expert, unless the launch is of linears.
+__device__ __forceinline__ Strip locate(const Jobs& jobs, int strip, const ExpertRef* ref) {
   const Projection& projection = jobs.projection[projection_of(jobs, strip)];
   const int column = 128 * (strip - projection.strip0);
   const std::byte* trellis = projection.trellis;
   const __half* suh = projection.suh;
   const __half* svh = projection.svh;
   if (jobs.experts != nullptr) {
-    const ExpertRef& ref = jobs.experts[expert];
-    trellis = ref.trellis[projection.member];
-    suh = reinterpret_cast<const __half*>(ref.suh[projection.member]);
-    svh = reinterpret_cast<const __half*>(ref.svh[projection.member]);
+    trellis = ref->trellis[projection.member];
+    suh = reinterpret_cast<const __half*>(ref->suh[projection.member]);
+    svh = reinterpret_cast<const __half*>(ref->svh[projection.member]);
   }
   Strip s;
   s.trellis = trellis + column / 16 * projection.words * 2;
