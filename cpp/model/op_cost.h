@@ -31,8 +31,8 @@ struct StepSizes {
 
 OpCost op_cost(Op op, const void* args, const StepSizes& sizes);
 
-// The name under which an op is reported: the op's, with the head's product and the shared expert
-// told apart from the others of their kind.
+// The name under which an op is reported: the op's, with the head's product told apart from the
+// other products.
 std::string op_family(Op op, const void* args, std::int32_t vocab);
 
 }  // namespace flashnext

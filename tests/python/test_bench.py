@@ -51,8 +51,10 @@ def test_the_stages_name_the_bytes_of_the_model() -> None:
     # spec: in * out * K / 8 + 2 (in + out), the head at K = 5 and an expert's three at K = 3.
     assert stages["head"]["weight_bytes"] == 256 * 1536 * 5 // 8 + 2 * (256 + 1536)
     one = 3 * (256 * 128 * 3 // 8 + 2 * (256 + 128))
-    assert stages["experts"]["weight_bytes"] == 4 * 4 * one  # layers, experts a token
-    assert stages["experts"]["exl3_macs"] == 4 * 4 * 3 * 256 * 128
+    shared = 3 * (256 * 128 * 5 // 8 + 2 * (256 + 128))
+    # 4 layers, each with 4 experts a token and the shared one.
+    assert stages["experts"]["weight_bytes"] == 4 * (4 * one + shared)
+    assert stages["experts"]["exl3_macs"] == 4 * (4 + 1) * 3 * 256 * 128
     # The recurrent state of 3 DeltaNet layers is read and written once.
     state = 6 * 128 * 128 * 4
     rows = (2 * 2 + 2 * 6) * 128 * 4
@@ -68,7 +70,7 @@ def test_prefill_counts_weights_once_a_chunk() -> None:
     stages = {stage["name"]: stage for stage in limit["stages"]}
     assert limit["rows"] == 64
     assert stages["head"]["weight_bytes"] == 256 * 1536 * 5 // 8 + 2 * (256 + 1536)
-    assert stages["experts"]["exl3_macs"] == 64 * 4 * 4 * 3 * 256 * 128
+    assert stages["experts"]["exl3_macs"] == 64 * 4 * (4 + 1) * 3 * 256 * 128
     # 64 rows of 4 choices among 32 experts: random routers touch most of them, never more.
     assert 16 < limit["experts_a_layer"] <= 32
     assert limit["bytes_a_token"] == limit["bytes"] / 64
