@@ -84,6 +84,7 @@ Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels,
   c.name = "experts " + std::to_string(s.slots) + " of " + std::to_string(s.experts) + ", " +
            std::to_string(s.dim) + " by " + std::to_string(s.inner) + ", " +
            std::to_string(levels) + " levels";
+  if (s.shared_inner > 0) c.name += ", shared by " + std::to_string(s.shared_inner);
   const auto x = c.add("x", random.floats(z(rows) * z(s.dim)), z(s.dim));
   std::vector<std::int32_t> ids(z(rows) * z(s.slots));
   for (std::int32_t& id : ids) id = random.below(s.experts);
@@ -116,6 +117,31 @@ Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels,
     }
   };
   const auto y = c.out<float>("y", z(s.slots) * z(s.dim));
+  const std::size_t shared_first = c.buffers.size();
+  std::size_t shared_ref = 0;
+  std::size_t shared_y = 0;
+  if (s.shared_inner > 0) {
+    for (int m = 0; m < 3; ++m) {
+      const std::int32_t in = m < 2 ? s.dim : s.shared_inner;
+      const std::int32_t out = m < 2 ? s.shared_inner : s.dim;
+      c.add("trellis", trellis(random, in, out, s.shared_words[m]));
+      c.add("suh", scales(random, in, m < 2 ? 0.02f : 0.05f));
+      c.add("svh", scales(random, out, 1.0f));
+    }
+    shared_ref = c.add("shared", std::vector<ExpertRef>(1));
+    c.buffers[shared_ref].link = [=](const std::vector<void*>& before,
+                                     std::vector<std::byte>& data) {
+      ExpertRef ref{};
+      for (int m = 0; m < 3; ++m) {
+        const std::size_t at = shared_first + 3 * z(m);
+        ref.trellis[m] = static_cast<const std::byte*>(before[at]);
+        ref.suh[m] = static_cast<const std::byte*>(before[at + 1]);
+        ref.svh[m] = static_cast<const std::byte*>(before[at + 2]);
+      }
+      std::memcpy(data.data(), &ref, sizeof ref);
+    };
+    shared_y = c.out<float>("shared_y", z(s.dim));
+  }
   c.launch = [=](const Placed& p) {
     ExpertsArgs a{};
     a.rows = p.count();
@@ -129,6 +155,12 @@ Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels,
     a.inner = s.inner;
     for (int m = 0; m < 3; ++m) a.words[m] = s.words[m];
     a.levels = levels;
+    if (s.shared_inner > 0) {
+      a.shared = p.at<ExpertRef>(shared_ref);
+      a.shared_y = p.at<float>(shared_y);
+      a.shared_inner = s.shared_inner;
+      for (int m = 0; m < 3; ++m) a.shared_words[m] = s.shared_words[m];
+    }
     enqueue(p, a);
   };
   return c;

@@ -55,8 +55,18 @@ void integer_path(Plan& plan) {
     plan.add("integer", experts_case, shared, rows, exl3::kLevels, false);
   }
   const ExpertsShape real{512, 5, 2560, 640, {48, 48, 48}, 10};
+  const ExpertsShape real_joint{512, 5, 2560, 640, {48, 48, 48}, 10, 640, {80, 80, 80}};
   for (const std::int32_t rows : {1, 8}) {
     plan.add("integer", experts_case, real, rows, exl3::kLevels, true);
+    plan.add("integer", experts_case, real_joint, rows, exl3::kLevels, true);
+  }
+  // The shared expert along with routed ones: of their width, of another, at other rates.
+  const ExpertsShape joint{16, 5, 384, 256, {48, 48, 48}, 4, 256, {80, 64, 40}};
+  const ExpertsShape apart{16, 5, 384, 256, {48, 64, 80}, 4, 128, {80, 80, 80}};
+  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200}) {
+    plan.add("integer", experts_case, joint, rows, exl3::kLevels, true);
+    plan.add("integer", experts_case, joint, rows, exl3::kLevelsOneDigit, true);
+    plan.add("integer", experts_case, apart, rows, exl3::kLevels, true);
   }
 }
 

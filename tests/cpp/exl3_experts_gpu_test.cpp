@@ -55,11 +55,11 @@ class ExpertsGpu : public ::testing::Test {
       GTEST_SKIP() << "no CUDA device";
   }
 
-  // ids empty: null.
+  // ids empty: null. shared: a bank of one, or null.
   std::vector<float> check_experts(const Bank& bank, const std::vector<std::int32_t>& ids,
                                    std::int32_t rows, std::int32_t max, std::int32_t slots,
                                    std::int32_t levels, const std::string& what,
-                                   std::uint32_t seed = 5) {
+                                   const Bank* shared = nullptr, std::uint32_t seed = 5) {
     std::mt19937 numbers(seed);
     const std::size_t dim = static_cast<std::size_t>(bank.dim);
     const std::size_t pairs = static_cast<std::size_t>(max * slots);
@@ -75,6 +75,9 @@ class ExpertsGpu : public ::testing::Test {
     Twin<float> y(pairs * dim);
     poison(y.host);
     y.upload();
+    Twin<float> shared_y(static_cast<std::size_t>(max) * dim);
+    poison(shared_y.host);
+    shared_y.upload();
     ExpertsArgs on_host{};
     on_host.rows = {count.host.data(), 1, max};
     on_host.x = x.host.data();
@@ -87,12 +90,22 @@ class ExpertsGpu : public ::testing::Test {
     on_host.inner = bank.inner;
     std::copy_n(bank.words, 3, on_host.words);
     on_host.levels = levels;
+    if (shared != nullptr) {
+      on_host.shared = shared->host_refs.data();
+      on_host.shared_y = shared_y.host.data();
+      on_host.shared_inner = shared->inner;
+      std::copy_n(shared->words, 3, on_host.shared_words);
+    }
     ExpertsArgs on_device = on_host;
     on_device.rows.count = count.device();
     on_device.x = x.device();
     if (!ids.empty()) on_device.ids = id.device();
     on_device.experts = bank.refs.device();
     on_device.y = y.device();
+    if (shared != nullptr) {
+      on_device.shared = shared->refs.device();
+      on_device.shared_y = shared_y.device();
+    }
     HostSide& side = host_side();
     std::vector<std::byte> scratch(host::workspace_bytes(on_host, side.pool.threads()) + 64);
     on_host.workspace = {scratch.data(), scratch.size()};
@@ -102,6 +115,7 @@ class ExpertsGpu : public ::testing::Test {
     run_on_device(cuda::experts, on_device);
     std::vector<float> result = y.download();
     expect_same_bits(result, y.host, bank.dim, what.c_str());
+    expect_same_bits(shared_y.download(), shared_y.host, bank.dim, ("shared, " + what).c_str());
     return result;
   }
 
@@ -169,6 +183,32 @@ TEST_F(ExpertsGpu, SlotsAreExpertsWithoutIds) {
   for (std::int32_t rows : {1, 8, 200}) {
     check_experts(shared, {}, rows, rows, 1, exl3::kLevels, "shared expert");
     check_experts(three, {}, rows, rows, 3, exl3::kLevels, "three shared experts");
+  }
+}
+
+TEST_F(ExpertsGpu, SharedExpertBesideRoutedOnes) {
+  const Bank bank(16, 5, 384, 256, 48, 64, 48, random);
+  const Bank same_width(1, 1, 384, 256, 80, 64, 40, random);
+  const Bank other_width(1, 1, 384, 128, 80, 80, 80, random);
+  for (std::int32_t levels : {exl3::kLevels, exl3::kLevelsOneDigit}) {
+    for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200}) {
+      const std::vector<std::int32_t> ids = pick(rows, 4, 16);
+      const std::string what = std::to_string(rows) + " rows";
+      check_experts(bank, ids, rows, rows, 4, levels, what, &same_width);
+      check_experts(bank, ids, rows, rows, 4, levels, what + ", other width", &other_width);
+    }
+  }
+  for (std::int32_t rows : {0, 1, 5}) {
+    check_experts(bank, pick(8, 4, 16), rows, 8, 4, exl3::kLevels, "bucket of 8", &same_width);
+  }
+}
+
+TEST_F(ExpertsGpu, TenOf512AndSharedAtModelSize) {
+  const Bank bank(512, 9, 2560, 640, 48, 48, 48, random);
+  const Bank shared(1, 1, 2560, 640, 80, 80, 80, random);
+  for (std::int32_t rows : {1, 2, 4, 5, 8, 30}) {
+    check_experts(bank, pick(rows, 10, 512), rows, rows, 10, exl3::kLevels,
+                  std::to_string(rows) + " rows", &shared);
   }
 }
 
