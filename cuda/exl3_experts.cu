@@ -83,6 +83,7 @@ Jobs jobs_of(const ExpertsArgs& args, const Parts& parts, int first, bool is_dow
   jobs.x = is_down ? parts.inner : args.x;
   if (is_down) jobs.up = parts.inner + static_cast<std::int64_t>(parts.inner_rows) * args.inner;
   jobs.ids = args.ids;
+  jobs.num_experts = args.num_experts;
   if (is_gemv(args.rows)) return jobs;
   const int chunk = first / parts.capacity;
   jobs.scatter = is_down ? 1 : 0;

@@ -25,7 +25,7 @@ namespace flashnext::cuda {
 namespace {
 
 constexpr int kMaxSplits = 8;  // blocks of a cluster
-constexpr int kKeep = 24;      // rotated (position, 128 inputs) that a block keeps
+constexpr int kKeep = 24;      // most rotated (position, 128 inputs) that a block keeps
 
 __host__ __device__ constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
 
@@ -54,7 +54,6 @@ struct Shared {
   const float* bias;
   float* y;
   std::int32_t out;
-  float4 kept[kKeep][32];
 };
 
 // Positions that share this pair's expert, from this pair on; none if the pair belongs to an
@@ -168,12 +167,13 @@ __device__ __forceinline__ void quantise_block(const Jobs& jobs, const float (&u
 
 // Steps 1 to 4 for the block's inputs [first, first + 128 blocks): digits (columns, pitch) and sums
 // of V. Needs shared.count and members; ends with a barrier. Two passes over (position, block)
-// pairs; what does not fit shared.kept is rotated in both. Loops stay rolled: code that runs once
-// costs its fetch.
+// pairs; what does not fit `kept` (jobs.keep, 32 lanes) is rotated in both. Loops stay rolled: code
+// that runs once costs its fetch.
 template <int kWarps>
 __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, int first,
                                           int blocks, int splits, int warp, int lane,
-                                          std::int8_t* digits, int pitch, Shared& shared) {
+                                          std::int8_t* digits, int pitch, float4* kept,
+                                          Shared& shared) {
   const int items = shared.count * blocks;
   const auto load = [&](int item) {
     const int i = item / blocks;
@@ -185,8 +185,8 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
     int item = warp;
     if (pass == 1) {
 #pragma unroll 1
-      for (; item < min(items, kKeep); item += kWarps) {
-        const float4 v = shared.kept[item][lane];
+      for (; item < min(items, jobs.keep); item += kWarps) {
+        const float4 v = kept[32 * item + lane];
         const float u[4] = {v.x, v.y, v.z, v.w};
         quantise_block(jobs, u, item, blocks, lane, digits, pitch, shared);
       }
@@ -205,7 +205,7 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
       }
       const std::uint32_t bits = __reduce_max_sync(0xFFFFFFFFu, max_bits(u));
       if (lane == 0) atomicMax(&shared.row_max[item / blocks], bits);
-      if (item < kKeep) shared.kept[item][lane] = make_float4(u[0], u[1], u[2], u[3]);
+      if (item < jobs.keep) kept[32 * item + lane] = make_float4(u[0], u[1], u[2], u[3]);
     }
     if (pass == 0) {
       if (splits > 1) await_cluster();
@@ -248,8 +248,8 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   const int blocks = all_blocks * (split + 1) / splits - first;
   const bool is_linear = jobs.experts == nullptr;
 
-  // After the rings: sums (columns, 128), then digits (columns, pitch). The pitch keeps eight
-  // columns in different banks.
+  // After the rings: sums (columns, 128), digits (columns, pitch), then what is kept of the
+  // transform. The pitch keeps eight columns in different banks.
   int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
   const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
   std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + 128 * max_columns);
@@ -271,23 +271,31 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   }
 
-  // Weights are nobody's output, so the first units of those that need no router travel while the
-  // predecessor ends. Whether a block of experts has work is the same in all blocks of its cluster.
+  // Weights are nobody's output, so the first units of known ones travel while the predecessor
+  // ends. Down projections know their experts too: they follow the launch of gate and up, every
+  // block of which waited for all work before it and then triggered, so that ids and count lie
+  // still in L2. Whether a block of experts has work is the same in all blocks of its cluster.
   const bool is_routed = !is_linear && !is_shared;
   const ExpertRef* ref = jobs.shared;
   int expert = 0;
   int pairs = 0;
+  const bool is_known = !is_routed || jobs.up != nullptr;
   if (is_routed) {
-    pdl_wait();
-    expert = jobs.ids != nullptr ? jobs.ids[group] : group % jobs.slots;
+    if (!is_known) {
+      if (threadIdx.x == 0) prefetch_table(jobs);
+      pdl_wait();
+    }
+    expert = jobs.ids != nullptr ? __ldcg(jobs.ids + group) : group % jobs.slots;
     ref = jobs.experts + expert;
-    pairs = jobs.rows.scale * *jobs.rows.count * jobs.slots;
+    pairs = jobs.rows.scale * __ldcg(jobs.rows.count) * jobs.slots;
     if (group >= pairs) {
+      if (is_known) pdl_wait();
       if (splits > 1) await_cluster();
       return;
     }
   }
   const Strip strip = locate(jobs, strip_index, ref);
+  prefetch_scales(strip, 128 * first, blocks);
   const int stages = stages_of(strip.words);
   Stream<kWarps> stream(strip, smem, stages, 4 * first, 4 * blocks, warp, lane);
 #pragma unroll 1
@@ -298,7 +306,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     shared.y = strip.y;
     shared.out = strip.out;
   }
-  if (!is_routed) pdl_wait();
+  if (is_known) pdl_wait();
   pdl_trigger();
 
   if (!is_routed) {
@@ -322,7 +330,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     return;
   }
   transform<kWarps>(jobs, strip.suh, 128 * first, blocks, splits, warp, lane, digits, pitch,
-                    shared);
+                    reinterpret_cast<float4*>(digits + max_columns * pitch), shared);
 
   const std::uint32_t* ring =
       reinterpret_cast<const std::uint32_t*>(smem) + warp * stages * 8 * strip.words;
@@ -398,14 +406,19 @@ int ring_bytes(const Jobs& jobs, int warps) {
   return ring;
 }
 
+int keep_items(const Jobs& jobs, int columns, int splits) {
+  return std::min(kKeep, columns / jobs.digits * ceil_div(jobs.in / 128, splits));
+}
+
 int smem_bytes(const Jobs& jobs, int columns, Shape shape) {
   const int pitch = 128 * ceil_div(jobs.in / 128, shape.splits) + 16;
-  return ring_bytes(jobs, shape.warps) + columns * (512 + pitch);
+  return ring_bytes(jobs, shape.warps) + columns * (512 + pitch) +
+         512 * keep_items(jobs, columns, shape.splits);
 }
 
 // A multiprocessor wants about 16 warps; a block costs a few units of its own.
 Shape choose_shape(const Jobs& jobs, int strips, int columns) {
-  constexpr int kMaxSmem = 90 * 1024;  // with what is static, below what any card has
+  constexpr int kMaxSmem = 98 * 1024;  // with what is static, below what any card has
   const int blocks = jobs.in / 128;
   const int processors = multiprocessors();
   Shape best{0, 0};
@@ -432,6 +445,7 @@ Shape choose_shape(const Jobs& jobs, int strips, int columns) {
 template <int kGroups, int kWarps>
 void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int splits) {
   jobs.ring_parts = ring_bytes(jobs, kWarps) / 16;
+  jobs.keep = keep_items(jobs, columns, splits);
   const int smem = smem_bytes(jobs, columns, {splits, kWarps});
   auto* kernel = gemv_kernel<kGroups, kWarps>;
   allow_smem(kernel, smem);

@@ -60,7 +60,9 @@ struct Jobs {
   const float* x;           // (rows, in); for the down projection gate (positions, in)
   const float* up;          // not null: inputs are silu(x) * up, by position
   const std::int32_t* ids;  // (rows, slots) or null: the slot's number
+  std::int32_t num_experts;
   std::int32_t ring_parts;  // set by the launcher
+  std::int32_t keep;        // set by the launcher
   // GEMV: the shared expert of every row, in blocks of its own before all others. Its projections
   // come after the n; its positions are rows, those of x for the down projection (capacity + row).
   const ExpertRef* shared;     // null: none

@@ -1,5 +1,5 @@
 // The weights of a strip on their way through shared memory: every warp of the GEMV fetches its own
-// units (32 inputs, 128 outputs) into a ring of its own.
+// units (32 inputs, 128 outputs) into a ring of its own. And what is sent for ahead of its use.
 #pragma once
 
 #include "cuda/cp_async.cuh"
@@ -7,6 +7,30 @@
 #include "cuda/exl3_trellis.cuh"
 
 namespace flashnext::cuda {
+
+// A line that nobody writes, towards L2.
+__device__ __forceinline__ void prefetch_line(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+
+// The table of experts, shared out over the blocks.
+__device__ __forceinline__ void prefetch_table(const Jobs& jobs) {
+  const int step = static_cast<int>(gridDim.x * gridDim.y);
+  const int lines = jobs.num_experts * static_cast<int>(sizeof(ExpertRef)) / 128;
+#pragma unroll 1
+  for (int line = static_cast<int>(blockIdx.x * gridDim.y + blockIdx.y); line < lines;
+       line += step) {
+    prefetch_line(reinterpret_cast<const std::byte*>(jobs.experts) + 128 * line);
+  }
+}
+
+// What the transform and the end read of the strip. Read there, it would come from memory.
+__device__ __forceinline__ void prefetch_scales(const Strip& strip, int first, int blocks) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < 2 * blocks) prefetch_line(strip.suh + first + 64 * thread);
+  if (thread < 2) prefetch_line(strip.svh + 64 * thread);
+  if (thread < 4 && strip.bias != nullptr) prefetch_line(strip.bias + 32 * thread);
+}
 
 // One unit: two k-tiles of the strip, to the lane's part of a ring slot.
 template <int kWords>
