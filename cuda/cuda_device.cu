@@ -175,6 +175,18 @@ void CudaDevice::release(void* block) noexcept {
   blocks_.erase(it);
 }
 
+std::size_t CudaDevice::available(Space space) const {
+  if (space != Space::kDevice || !poison_.empty()) return static_cast<std::size_t>(-1);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  if (cudaSetDevice(ordinal_) != cudaSuccess ||
+      cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+    return static_cast<std::size_t>(-1);  // the next call that matters reports the error
+  }
+  const std::size_t held = allocated_bytes(space);
+  return std::min(free_bytes, options_.memory_budget - std::min(held, options_.memory_budget));
+}
+
 std::vector<Allocated> CudaDevice::allocations() const {
   std::vector<Allocated> all;
   for (const auto& [data, owned] : blocks_) all.push_back({owned.space, owned.what, owned.bytes});

@@ -26,6 +26,7 @@ class CudaDevice final : public Device {
   void* allocate(Space space, std::size_t bytes, std::string_view what) override;
   void release(void* block) noexcept override;
   void seal() noexcept override { sealed_ = true; }
+  std::size_t available(Space space) const override;
   std::vector<Allocated> allocations() const override;
 
   StreamId create_stream() override;

@@ -8,8 +8,11 @@ namespace flashnext {
 
 namespace {
 
-// A long prompt is remembered at these distances, so that prompts that share only a part find it.
+// A long prompt is remembered at least at these distances, so that prompts that share only a part
+// find it.
 constexpr std::int32_t kSnapshotTokens = 2048;
+// What is left of a prompt up to here is cheaper to compute again than to remember.
+constexpr std::int32_t kShortPrompt = 16;
 
 double seconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double>(d).count();
@@ -86,15 +89,18 @@ void Scheduler::admit(std::span<const Request> requests, std::size_t index, std:
   counters_.reused_tokens += static_cast<std::uint64_t>(completion.reused_tokens);
 }
 
-// One chunk. It ends early at a page boundary that is worth a snapshot: the last one of the prompt,
-// and every kSnapshotTokens.
+// One chunk. It ends early where a snapshot is worth having: before the last token, so that the
+// same prompt is found again at the price of a one-row step, and every kSnapshotTokens of a long
+// prompt.
 void Scheduler::prefill(const Request& r, Running& running, Completion& completion,
                         const GenerateHooks& hooks) {
   const auto total = static_cast<std::int32_t>(r.prompt.size());
   const std::int32_t at = engine_.length(running.lane);
-  const std::int32_t last_page = (total - 1) / kPageTokens * kPageTokens;
-  const std::int32_t mark =
-      std::min((at / kSnapshotTokens + 1) * kSnapshotTokens, at < last_page ? last_page : total);
+  const bool remember = engine_.options().snapshots > 0;
+  const std::int32_t last = remember && total - at > kShortPrompt ? total - 1 : total;
+  // Never closer than a chunk: a snapshot must not cut steps shorter than asked for.
+  const std::int32_t spacing = std::max(kSnapshotTokens, engine_.options().chunk);
+  const std::int32_t mark = std::min((at / spacing + 1) * spacing, last);
   const std::int32_t end = std::min({total, mark, at + engine_.options().chunk});
   reserve(running.lane, end - at);
   LaneRows rows{
