@@ -18,15 +18,25 @@ __global__ void __launch_bounds__(128) window_push_kernel(const WindowPushArgs a
   const float* x = args.x + static_cast<std::size_t>(segment.row0) * channels + c;
   const float* old = args.window + segment.state_in * args.slot_stride + c;
   float* window = args.window + segment.state_out * args.slot_stride + c;
-  for (int k = 0; k < args.depth; ++k) {
-    const int from = k + segment.rows;
-    float v = 0.0f;
-    if (from >= args.depth) {
-      v = x[static_cast<std::size_t>(from - args.depth) * channels];
-    } else if (segment.pos0 != 0) {
-      v = old[static_cast<std::size_t>(from) * channels];
+  // Some rows at a time, all read before the first is written, so that the reads overlap.
+  constexpr int kPart = 4;
+  for (int first = 0; first < args.depth; first += kPart) {
+    float v[kPart];
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      const int from = first + i + segment.rows;
+      v[i] = 0.0f;
+      if (first + i >= args.depth) continue;
+      if (from >= args.depth) {
+        v[i] = x[static_cast<std::size_t>(from - args.depth) * channels];
+      } else if (segment.pos0 != 0) {
+        v[i] = old[static_cast<std::size_t>(from) * channels];
+      }
     }
-    window[static_cast<std::size_t>(k) * channels] = v;
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      if (first + i < args.depth) window[static_cast<std::size_t>(first + i) * channels] = v[i];
+    }
   }
 }
 
