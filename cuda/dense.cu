@@ -9,20 +9,30 @@ namespace flashnext::cuda {
 
 namespace {
 
-// Stores the total of weight row v, activation row `row` of the group.
-__device__ __forceinline__ void store(const ProductArgs& args, int v, int row, int slices,
-                                      int slice, float total) {
+// Where the totals of weight row v go.
+struct Target {
+  float* to;           // of the group's first row
+  std::size_t stride;  // from row to row
+  float scale;
+
+  __device__ __forceinline__ void store(int row, float total) const {
+    to[static_cast<std::size_t>(row) * stride] = total * scale;
+  }
+};
+
+__device__ __forceinline__ Target target(const ProductArgs& args, int v, int slices, int slice) {
   if (slices == 1 && args.partial == nullptr) {
     const int i = args.w.find(v);
-    const int out = args.w.first[i + 1] - args.w.first[i];
-    args.y[i][static_cast<std::size_t>(args.row0 + row) * static_cast<std::size_t>(out) +
-              static_cast<std::size_t>(v - args.w.first[i])] = total * kSplitUnscale;
-  } else {
-    args.partial[(static_cast<std::size_t>(slice) * static_cast<std::size_t>(args.group) +
-                  static_cast<std::size_t>(row)) *
-                     static_cast<std::size_t>(args.w.rows()) +
-                 static_cast<std::size_t>(v)] = total;
+    const std::size_t out = static_cast<std::size_t>(args.w.first[i + 1] - args.w.first[i]);
+    return {args.y[i] + static_cast<std::size_t>(args.row0) * out +
+                static_cast<std::size_t>(v - args.w.first[i]),
+            out, kSplitUnscale};
   }
+  const std::size_t width = static_cast<std::size_t>(args.w.rows());
+  return {args.partial +
+              static_cast<std::size_t>(slice) * static_cast<std::size_t>(args.group) * width +
+              static_cast<std::size_t>(v),
+          width, 1.0f};
 }
 
 // Block (m-tile of 16 weight rows, slice); warp w has chunk w of the slice.
@@ -83,7 +93,7 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
     if (m0 + m >= args.w.rows()) continue;
     float total = 0.0f;
     for (int w = 0; w < chunks; ++w) total += parts[w][m][row];
-    store(args, m0 + m, row, split.slices, slice, total);
+    target(args, m0 + m, split.slices, slice).store(row, total);
   }
 }
 
@@ -106,13 +116,18 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_kernel(const ProductArgs
 #pragma unroll
   for (int i = 0; i < W; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int half = 0; half < 4; half += 2) {
+      const int v = m0 + tile_row<W>(i, half);
+      if (v >= args.w.rows()) continue;
+      const Target to = target(args, v, split.slices, slice);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int v = m0 + tile_row<W>(i, e);
-        const int row = n0 + tile_column<W>(j, e);
-        if (v < args.w.rows() && row < rows) store(args, v, row, split.slices, slice, sum[i][j][e]);
-      }
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int e = half; e < half + 2; ++e) {
+          const int row = n0 + tile_column<W>(j, e);
+          if (row < rows) to.store(row, sum[i][j][e]);
+        }
+    }
 }
 
 // x (rows, in) -> planes, a row a block.
@@ -157,6 +172,12 @@ __global__ void __launch_bounds__(256) join_kernel(const ProductArgs args) {
             static_cast<std::size_t>(v - args.w.first[i])] = total * kSplitUnscale;
 }
 
+// Rows that share a workspace at a time: many, because the narrow weights of a model have only a
+// few tiles of outputs.
+constexpr int kDenseGroupRows = 8192;
+// Twice as many tiles still run at once.
+constexpr int kFewTiles = 66;
+
 struct DenseSpace {
   std::size_t hi, lo, partial, bytes;  // offsets
   int group;
@@ -167,7 +188,7 @@ DenseSpace dense_space(const DenseArgs& args) {
   const int in = args.w[0].in;
   std::size_t outs = 0;
   for (int i = 0; i < args.n; ++i) outs += static_cast<std::size_t>(args.w[i].out);
-  space.group = std::min(args.rows.max, kGroupRows);
+  space.group = std::min(args.rows.max, kDenseGroupRows);
   const std::size_t group = static_cast<std::size_t>(space.group);
   std::size_t at = 0;
   if (args.rows.max > kMaxDecodeRows) {
@@ -203,7 +224,10 @@ void product_tiles(cudaStream_t stream, const ProductArgs& args) {
                     static_cast<unsigned>(split_k(args.w.in).slices));
     launch_pdl(stream, tile_kernel<W>, grid, dim3(kTileThreads), kTileSmem<W>, args);
   };
-  if (args.group > kTileN<2>) {
+  // The larger tile does more with what it loads; the smaller one gives work to more processors.
+  const int large =
+      ceil_div(args.group, kTileN<4>) * ceil_div(args.w.rows(), kTileM) * split_k(args.w.in).slices;
+  if (large > kFewTiles) {
     run.operator()<4>();
   } else {
     run.operator()<2>();
@@ -232,7 +256,7 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
   const bool joined = split_k(product.w.in).slices > 1;
   product.partial = joined ? reinterpret_cast<float*>(work + space.partial) : nullptr;
   const bool decode = args.rows.max <= kMaxDecodeRows;
-  const int step = decode ? kDecodeRows : kGroupRows;
+  const int step = decode ? kDecodeRows : kDenseGroupRows;
   if (!decode) {
     product.planes = {reinterpret_cast<std::uint16_t*>(work + space.hi),
                       reinterpret_cast<std::uint16_t*>(work + space.lo)};

@@ -28,7 +28,6 @@ inline constexpr int kChunkBlocks = 5;
 inline constexpr int kChunkK = kBlockK * kChunkBlocks;
 inline constexpr int kDecodeRows = 8;      // columns of one MMA
 inline constexpr int kMaxDecodeRows = 32;  // more rows than these take the tile form
-inline constexpr int kGroupRows = 2048;    // rows that share a workspace at a time in the tile form
 inline constexpr float kSplitScale = 16.0f;
 inline constexpr float kSplitUnscale = 1.0f / 16.0f;
 
@@ -188,50 +187,66 @@ __device__ __forceinline__ void cp_async16(std::uint32_t to, const void* from, b
 // sum[i][j]: m-tile i and n-tile j of the warp, as mma_block's c. Adds the chunks [chunk_begin,
 // chunk_end) in order. row_of(m): weight row m of the tile, or null. `planes` has `rows` rows; the
 // tile begins at n0.
+//
+// Fragments are read ahead, so that no MMA waits for shared memory: while a block's MMAs run, the
+// activations of the next block are read, and the weights of the next m-tile. The barrier of a
+// block therefore says that the block after it has arrived too.
 template <int W, class RowOf>
 __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes planes, int n0,
                                              int rows, int chunk_begin, int chunk_end, char* smem,
                                              float (&sum)[W][4][4]) {
   constexpr int kB = W / 2;  // pieces of each plane a thread fetches
+  constexpr int kRowBytes = kBlockK * 2;
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
   const int warp = tid / 32;
-  const int k_begin = chunk_begin * kChunkK;
-  const int k_end = min(chunk_end * kChunkK, in);
-  const int steps = (k_end - k_begin + kBlockK - 1) / kBlockK;
+  const int chunks = chunk_end - chunk_begin;
 
-  // A piece is 16 bytes. Absent ones are written as zeros; their addresses need only be valid.
-  int k = k_begin + 8 * (tid % 4);  // of the step that is fetched next
-  const std::uint16_t* a_row[2];
+  // A piece is 16 bytes. Absent ones are written as zeros and their addresses are not read. The
+  // last chunk is filled up with zeros.
+  int k = chunk_begin * kChunkK + 8 * (tid % 4);  // of the step that is fetched next
+  const int k_stop = chunk_end * kChunkK;
+  const std::uint16_t* a_from[2];
+  bool a_present[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) a_row[i] = row_of(tid / 4 + 64 * i);
-  const std::uint16_t* hi_row[kB];
-  const std::uint16_t* lo_row[kB];
+  for (int i = 0; i < 2; ++i) {
+    const std::uint16_t* row = row_of(tid / 4 + 64 * i);
+    a_present[i] = row != nullptr;
+    a_from[i] = (a_present[i] ? row : planes.hi) + k;
+  }
+  const std::uint16_t* hi_from[kB];
+  const std::uint16_t* lo_from[kB];
+  bool b_present[kB];
 #pragma unroll
   for (int i = 0; i < kB; ++i) {
     const int n = n0 + tid / 4 + 64 * i;
-    const std::size_t offset = static_cast<std::size_t>(n) * static_cast<std::size_t>(in);
-    hi_row[i] = n < rows ? planes.hi + offset : nullptr;
-    lo_row[i] = planes.lo + offset;
+    b_present[i] = n < rows;
+    const std::size_t offset =
+        (b_present[i] ? static_cast<std::size_t>(n) * static_cast<std::size_t>(in) : 0) +
+        static_cast<std::size_t>(k);
+    hi_from[i] = planes.hi + offset;
+    lo_from[i] = planes.lo + offset;
   }
   const std::uint32_t to_begin = static_cast<std::uint32_t>(__cvta_generic_to_shared(smem)) +
                                  static_cast<std::uint32_t>(tid) * 16;
   std::uint32_t to = to_begin;
   const auto fetch = [&]() {
-    if (k < k_end + kBlockK) {
+    if (k < k_stop) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool present = k < k_end && a_row[i] != nullptr;
-        cp_async16(to + static_cast<std::uint32_t>(64 * i * kBlockK * 2),
-                   present ? a_row[i] + k : planes.hi, present);
+        cp_async16(to + static_cast<std::uint32_t>(64 * i * kRowBytes), a_from[i],
+                   k < in && a_present[i]);
+        a_from[i] += kBlockK;
       }
 #pragma unroll
       for (int i = 0; i < kB; ++i) {
-        const bool present = k < k_end && hi_row[i] != nullptr;
-        cp_async16(to + static_cast<std::uint32_t>((kTileM + 64 * i) * kBlockK * 2),
-                   present ? hi_row[i] + k : planes.hi, present);
-        cp_async16(to + static_cast<std::uint32_t>((kTileM + kTileN<W> + 64 * i) * kBlockK * 2),
-                   present ? lo_row[i] + k : planes.hi, present);
+        const bool present = k < in && b_present[i];
+        cp_async16(to + static_cast<std::uint32_t>((kTileM + 64 * i) * kRowBytes), hi_from[i],
+                   present);
+        cp_async16(to + static_cast<std::uint32_t>((kTileM + kTileN<W> + 64 * i) * kRowBytes),
+                   lo_from[i], present);
+        hi_from[i] += kBlockK;
+        lo_from[i] += kBlockK;
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -247,47 +262,71 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
 
+  const int fragment = lane / 4 * kRowBytes + lane % 4 * 16;
+  const char* a_at = smem + 16 * W * (warp / W) * kRowBytes + fragment;
+  const char* b_at = smem + (kTileM + 32 * (warp % W)) * kRowBytes + fragment;
+  const auto load_a = [&](uint4(&to_a)[2], int stage, int i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      to_a[half] = *reinterpret_cast<const uint4*>(a_at + stage + (16 * i + 8 * half) * kRowBytes);
+  };
+  const auto load_b = [&](uint4(&to_b)[2], int stage, int j) {
+#pragma unroll
+    for (int plane = 0; plane < 2; ++plane)
+      to_b[plane] =
+          *reinterpret_cast<const uint4*>(b_at + stage + (8 * j + kTileN<W> * plane) * kRowBytes);
+  };
+
 #pragma unroll
   for (int s = 0; s < kTileStages - 1; ++s) fetch();
-  const int fragment = lane / 4 * kBlockK * 2 + lane % 4 * 16;
-  const char* a_at = smem + 16 * W * (warp / W) * kBlockK * 2 + fragment;
-  const char* b_at = smem + (kTileM + 32 * (warp % W)) * kBlockK * 2 + fragment;
-  int stage = 0;
-  for (int left = steps; left > 0; left -= kChunkBlocks) {
-    const int blocks = min(left, kChunkBlocks);
+  // An MMA takes four neighbouring registers, two of the top row and two of the bottom row, where a
+  // load gives four of one row. Left alone the compiler copies them for every MMA anew; it cannot
+  // do so with values computed from a zero that it does not know to be one.
+  const std::uint32_t zero = static_cast<std::uint32_t>(in) >> 31;
+  uint4 a[2];        // of the next m-tile: top and bottom rows
+  uint4 b[2][4][2];  // blocks in turn; n-tiles; hi and lo
+  asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2) : "memory");
+  __syncthreads();
+  int stage = 0;  // of the block whose MMAs run
+  load_a(a, stage, 0);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) load_b(b[0][j], stage, j);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     float acc[W][4][4] = {};
-    for (int block = 0; block < blocks; ++block) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2) : "memory");
+#pragma unroll
+    for (int block = 0; block < kChunkBlocks; ++block) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 3) : "memory");
       __syncthreads();
       fetch();
-      uint4 a[W][2];
+      // After the last block this is a stage of old data that no MMA uses.
+      const int next = stage + kTileStageBytes<W> == kTileSmem<W> ? 0 : stage + kTileStageBytes<W>;
 #pragma unroll
-      for (int i = 0; i < W; ++i)
+      for (int i = 0; i < W; ++i) {
+        const std::uint32_t a0[4] = {a[0].x | zero, a[1].x | zero, a[0].y | zero, a[1].y | zero};
+        const std::uint32_t a1[4] = {a[0].z | zero, a[1].z | zero, a[0].w | zero, a[1].w | zero};
+        load_a(a, i + 1 < W ? stage : next, (i + 1) % W);
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          a[i][half] =
-              *reinterpret_cast<const uint4*>(a_at + stage + (16 * i + 8 * half) * kBlockK * 2);
-          // Pairs of n-tiles: their chains advance together, each in mma_block's order.
-#pragma unroll
-      for (int pair = 0; pair < 4; pair += 2) {
-        uint4 hi[2];
-        uint4 lo[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const char* at = b_at + stage + 8 * (pair + j) * kBlockK * 2;
-          hi[j] = *reinterpret_cast<const uint4*>(at);
-          lo[j] = *reinterpret_cast<const uint4*>(at + kTileN<W> * kBlockK * 2);
-        }
+        for (int j = 4 * i / W; j < 4 * (i + 1) / W; ++j) load_b(b[(block + 1) % 2][j], next, j);
+          // The parts of mma_part, in its order.
 #pragma unroll
         for (int part = 0; part < 4; ++part)
 #pragma unroll
-          for (int i = 0; i < W; ++i)
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-              mma_part(acc[i][pair + j], part, a[i][0], a[i][1], hi[j], lo[j]);
+          for (int j = 0; j < 4; ++j) {
+            const uint4& v = b[block % 2][j][part % 2];
+            if (part < 2) {
+              mma(acc[i][j], a0[0], a0[1], a0[2], a0[3], v.x, v.y);
+            } else {
+              mma(acc[i][j], a1[0], a1[1], a1[2], a1[3], v.z, v.w);
+            }
+          }
       }
-      stage = stage + kTileStageBytes<W> == kTileSmem<W> ? 0 : stage + kTileStageBytes<W>;
+      stage = next;
     }
+    static_assert(kChunkBlocks % 2 == 1, "the next chunk begins with the other b");
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int plane = 0; plane < 2; ++plane) b[0][j][plane] = b[1][j][plane];
 #pragma unroll
     for (int i = 0; i < W; ++i)
 #pragma unroll
@@ -305,8 +344,8 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
 
 struct ProductArgs {
   RowCount rows;
-  std::int32_t row0;   // rows [row0, row0 + group) of the op
-  std::int32_t group;  // at most kGroupRows
+  std::int32_t row0;  // rows [row0, row0 + group) of the op
+  std::int32_t group;
   StackedWeights w;
   const float* x;         // (rows, in), or null when planes are given
   Planes planes;          // (group, in), row row0 first

@@ -88,19 +88,6 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
   }
 }
 
-// x of channel c: the mean over streams of gated normed streams. gate(h): the product with `up`.
-template <class Gate>
-__device__ __forceinline__ float gated_mean(const MixParams& p, int row, int c, const Gate& gate) {
-  const std::size_t dim = static_cast<std::size_t>(p.dim);
-  std::size_t at = static_cast<std::size_t>(row) * dim * static_cast<std::size_t>(p.num_streams) +
-                   static_cast<std::size_t>(c);
-  float x = 0.0f;
-  for (int h = 0; h < p.num_streams; ++h, at += dim) {
-    x += math::sigmoid(gate(h)) * unsplit(p.stack.hi[at], p.stack.lo[at]);
-  }
-  return x * p.inv_streams;
-}
-
 // Joins the slices: planes of the hidden row, and inj. Block: a row.
 __global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
   pdl_trigger();
@@ -118,29 +105,76 @@ __global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
   }
 }
 
-// Block (n-tile, channels): 128 / S channels of every stream.
-template <int W>
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+// Half e of 16 bytes.
+__device__ __forceinline__ std::uint16_t half_of(const uint4& v, int e) {
+  const std::uint32_t pair = e < 2 ? v.x : e < 4 ? v.y : e < 6 ? v.z : v.w;
+  return static_cast<std::uint16_t>(e % 2 == 0 ? pair & 0xFFFFu : pair >> 16);
+}
+
+// Block (n-tile, channels): 128 / S channels of every stream. x is the mean over streams of gated
+// normed streams; a thread makes eight channels of a row at a time.
+template <int W, int kStreams>
 __global__ void __launch_bounds__(kTileThreads, 1) up_tile_kernel(const MixParams p) {
   extern __shared__ __align__(16) char smem[];
+  constexpr int kChannels = kTileM / kStreams;
+  constexpr int kAcross = kChannels / 8;  // threads that share a row
+  constexpr int kTasks = (kTileN<W> * kAcross + kTileThreads - 1) / kTileThreads;
+  constexpr int kTaskRows = kTileThreads / kAcross;
   pdl_trigger();
   pdl_wait();
   const int rows = group_rows(p);
   const int n0 = static_cast<int>(blockIdx.x) * kTileN<W>;
   if (n0 >= rows) return;
-  const int channels = kTileM / p.num_streams;
-  const int c0 = static_cast<int>(blockIdx.y) * channels;
+  const int c0 = static_cast<int>(blockIdx.y) * kChannels;
+  const std::size_t dim = static_cast<std::size_t>(p.dim);
   const auto row_of = [&](int m) -> const std::uint16_t* {
-    const int h = m / channels;
-    const int c = c0 + m % channels;
+    const int h = m / kChannels;
+    const int c = c0 + m % kChannels;
     if (c >= p.dim) return nullptr;
-    return p.up + (static_cast<std::size_t>(h) * static_cast<std::size_t>(p.dim) +
-                   static_cast<std::size_t>(c)) *
+    return p.up + (static_cast<std::size_t>(h) * dim + static_cast<std::size_t>(c)) *
                       static_cast<std::size_t>(p.rank);
   };
+  // The thread's tasks: channels c .. c+7 of rows n, n + kTaskRows, ...
+  const int c = static_cast<int>(threadIdx.x) % kAcross * 8;
+  const int n = static_cast<int>(threadIdx.x) / kAcross;
+  const bool inside = c0 + c < p.dim && n < kTileN<W>;
+  const std::size_t at = static_cast<std::size_t>(n0 + n) * dim * kStreams +
+                         static_cast<std::size_t>(c0 + c);  // of the first task's first stream
+#pragma unroll
+  for (int i = 0; i < kTasks; ++i) {
+    // One of the threads that share 32 bytes asks for them.
+    if (!inside || n0 + n + i * kTaskRows >= rows || c % 16 != 0) continue;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      const std::size_t from = at + static_cast<std::size_t>(i * kTaskRows * kStreams + s) * dim;
+      prefetch_l2(p.stack.hi + from);
+      prefetch_l2(p.stack.lo + from);
+    }
+  }
   float sum[W][4][4];
   tile_product<W>(row_of, p.rank, p.hidden, n0, rows, 0, split_k(p.rank).chunks, smem, sum);
-  // (rows of the tile, 128 + pad) in the stages' place.
-  constexpr int kStride = kTileM + 1;
+  uint4 hi[kTasks][kStreams];
+  uint4 lo[kTasks][kStreams];
+#pragma unroll
+  for (int i = 0; i < kTasks; ++i) {
+    const bool present = inside && n0 + n + i * kTaskRows < rows;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      const std::size_t from = at + static_cast<std::size_t>(i * kTaskRows * kStreams + s) * dim;
+      hi[i][s] = lo[i][s] = {0, 0, 0, 0};
+      if (present) {
+        hi[i][s] = *reinterpret_cast<const uint4*>(p.stack.hi + from);
+        lo[i][s] = *reinterpret_cast<const uint4*>(p.stack.lo + from);
+      }
+    }
+  }
+  // (rows of the tile, 128 + pad) in the stages' place. With this pad neither the stores below nor
+  // the loads of eight threads meet a bank twice.
+  constexpr int kStride = kTileM + 4;
   static_assert(kTileN<W> * kStride * sizeof(float) <= kTileSmem<W>);
   float* gates = reinterpret_cast<float*>(smem);
 #pragma unroll
@@ -152,22 +186,60 @@ __global__ void __launch_bounds__(kTileThreads, 1) up_tile_kernel(const MixParam
         gates[tile_column<W>(j, e) * kStride + tile_row<W>(i, e)] = sum[i][j][e] * kSplitUnscale;
       }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < channels * kTileN<W>; i += kTileThreads) {
-    const int c = i % channels;
-    const int n = i / channels;
-    if (n0 + n >= rows || c0 + c >= p.dim) continue;
-    p.x[static_cast<std::size_t>(p.row0 + n0 + n) * static_cast<std::size_t>(p.dim) +
-        static_cast<std::size_t>(c0 + c)] =
-        gated_mean(p, n0 + n, c0 + c, [&](int s) { return gates[n * kStride + s * channels + c]; });
+#pragma unroll
+  for (int i = 0; i < kTasks; ++i) {
+    const int row = n + i * kTaskRows;
+    if (!inside || n0 + row >= rows) break;
+    float* to =
+        p.x + static_cast<std::size_t>(p.row0 + n0 + row) * dim + static_cast<std::size_t>(c0 + c);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) {
+        const float4 four =
+            *reinterpret_cast<const float4*>(gates + row * kStride + s * kChannels + c + 4 * part);
+        const float gate[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x[e] += flat_sigmoid(gate[e]) *
+                  unsplit(half_of(hi[i][s], 4 * part + e), half_of(lo[i][s], 4 * part + e));
+        }
+      }
+      *reinterpret_cast<float4*>(to + 4 * part) = {x[0] * p.inv_streams, x[1] * p.inv_streams,
+                                                   x[2] * p.inv_streams, x[3] * p.inv_streams};
+    }
   }
 }
 
-template <int W>
+template <int W, int kStreams>
 void launch_up_tiles(cudaStream_t stream, const MixParams& p) {
-  allow_smem(up_tile_kernel<W>, kTileSmem<W>);
+  allow_smem(up_tile_kernel<W, kStreams>, kTileSmem<W>);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.group, kTileN<W>)),
-                  static_cast<unsigned>(ceil_div(p.dim, kTileM / p.num_streams)));
-  launch_pdl(stream, up_tile_kernel<W>, grid, dim3(kTileThreads), kTileSmem<W>, p);
+                  static_cast<unsigned>(ceil_div(p.dim, kTileM / kStreams)));
+  launch_pdl(stream, up_tile_kernel<W, kStreams>, grid, dim3(kTileThreads), kTileSmem<W>, p);
+}
+
+template <int kStreams>
+void launch_up_tiles(cudaStream_t stream, const MixParams& p) {
+  if (p.group > kTileN<2>) {
+    launch_up_tiles<4, kStreams>(stream, p);
+  } else {
+    launch_up_tiles<2, kStreams>(stream, p);
+  }
+}
+
+void launch_up_tiles(cudaStream_t stream, const MixParams& p) {
+  switch (p.num_streams) {
+    case 1:
+      return launch_up_tiles<1>(stream, p);
+    case 2:
+      return launch_up_tiles<2>(stream, p);
+    case 4:
+      return launch_up_tiles<4>(stream, p);
+    default:
+      return launch_up_tiles<8>(stream, p);
+  }
 }
 
 // Block (row).
@@ -219,6 +291,8 @@ struct MixSpace {
   int width;
   int slices;
 };
+
+constexpr int kGroupRows = 2048;  // that share a workspace at a time in the tile form
 
 // Rows that go through the kernels at a time.
 int group_size(int max_rows) { return max_rows <= kMaxDecodeRows ? kDecodeRows : kGroupRows; }
@@ -330,10 +404,8 @@ void mix(cudaStream_t stream, const MixArgs& args) {
     launch_pdl(stream, hidden_kernel, dim3(rows), dim3(256), 0, p);
     if (decode) {
       mix_up_decode(stream, p);
-    } else if (p.group > kTileN<2>) {
-      launch_up_tiles<4>(stream, p);
     } else {
-      launch_up_tiles<2>(stream, p);
+      launch_up_tiles(stream, p);
     }
   }
 }
