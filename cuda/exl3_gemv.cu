@@ -56,12 +56,17 @@ struct Shared {
   std::int32_t out;
 };
 
+// The row of x of a pair.
+__device__ __forceinline__ int source_of(const Jobs& jobs, int pair) {
+  return jobs.up != nullptr ? pair : pair / jobs.slots;
+}
+
 // Positions that share this pair's expert, from this pair on; none if the pair belongs to an
 // earlier one's. The first warp's work.
 __device__ __forceinline__ void find_members(const Jobs& jobs, int pair, int pairs, int expert,
                                              int lane, Shared& shared) {
   const auto same = [&](int p) {
-    return (jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots) == expert;
+    return (jobs.ids != nullptr ? __ldcg(jobs.ids + p) : p % jobs.slots) == expert;
   };
   const int size = kGroupColumns / jobs.digits;
   int rank = 0;
@@ -78,7 +83,7 @@ __device__ __forceinline__ void find_members(const Jobs& jobs, int pair, int pai
       const int at = count + __popc(members & ((1u << lane) - 1u));
       if (is_member && at < size) {
         shared.member[at] = p;
-        shared.source[at] = jobs.up != nullptr ? p : p / jobs.slots;
+        shared.source[at] = source_of(jobs, p);
       }
       count = min(size, count + __popc(members));
     }
@@ -152,11 +157,16 @@ __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
   }
 }
 
+// Row of a (position, block) pair: mostly the first, which costs no division.
+__device__ __forceinline__ int row_of(int item, int blocks) {
+  return item < blocks ? 0 : item / blocks;
+}
+
 // Step 4 for one (position, 128 inputs).
 __device__ __forceinline__ void quantise_block(const Jobs& jobs, const float (&u)[4], int item,
                                                int blocks, int lane, std::int8_t* digits, int pitch,
                                                Shared& shared) {
-  const int i = item / blocks;
+  const int i = row_of(item, blocks);
   const Digits d = digits_of(u, shared.levels[i], jobs.levels);
   std::int8_t* to = digits + i * jobs.digits * pitch + 128 * (item - i * blocks);
   store_digits(to, d.high, lane);
@@ -167,16 +177,17 @@ __device__ __forceinline__ void quantise_block(const Jobs& jobs, const float (&u
 
 // Steps 1 to 4 for the block's inputs [first, first + 128 blocks): digits (columns, pitch) and sums
 // of V. Needs shared.count and members; ends with a barrier. Two passes over (position, block)
-// pairs; what does not fit `kept` (jobs.keep, 32 lanes) is rotated in both. Loops stay rolled: code
-// that runs once costs its fetch.
+// pairs; what does not fit `kept` (jobs.keep, 32 lanes) is rotated in both. `next`: the warp's
+// first inputs, if they are the first row's. Loops stay rolled: code that runs once costs its
+// fetch.
 template <int kWarps>
 __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, int first,
-                                          int blocks, int splits, int warp, int lane,
+                                          int blocks, int splits, int warp, int lane, RawInput next,
                                           std::int8_t* digits, int pitch, float4* kept,
                                           Shared& shared) {
   const int items = shared.count * blocks;
   const auto load = [&](int item) {
-    const int i = item / blocks;
+    const int i = row_of(item, blocks);
     return load_input(jobs.x, jobs.up, suh, shared.source[i], jobs.in,
                       first + 128 * (item - i * blocks) + 4 * lane);
   };
@@ -191,8 +202,7 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
         quantise_block(jobs, u, item, blocks, lane, digits, pitch, shared);
       }
     }
-    RawInput next{};
-    if (item < items) next = load(item);
+    if (item < items && (pass == 1 || item >= blocks)) next = load(item);
 #pragma unroll 1
     for (; item < items; item += kWarps) {
       const RawInput raw = next;
@@ -204,7 +214,7 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
         continue;
       }
       const std::uint32_t bits = __reduce_max_sync(0xFFFFFFFFu, max_bits(u));
-      if (lane == 0) atomicMax(&shared.row_max[item / blocks], bits);
+      if (lane == 0) atomicMax(&shared.row_max[row_of(item, blocks)], bits);
       if (item < jobs.keep) kept[32 * item + lane] = make_float4(u[0], u[1], u[2], u[3]);
     }
     if (pass == 0) {
@@ -280,6 +290,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   int expert = 0;
   int pairs = 0;
   const bool is_known = !is_routed || jobs.up != nullptr;
+  const int size = is_shared ? kGroupColumns / jobs.digits : kGemvRows;  // rows of a group
   if (is_routed) {
     if (!is_known) {
       if (threadIdx.x == 0) prefetch_table(jobs);
@@ -306,21 +317,32 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     shared.y = strip.y;
     shared.out = strip.out;
   }
+  // Position 0 of the block is known by now, and with it what its row of x will be multiplied by.
+  int source = 0;
+  if (is_routed) {
+    source = source_of(jobs, group);
+    if (warp == 0) find_members(jobs, group, pairs, expert, lane, shared);
+  } else {
+    const int offset = is_shared && jobs.up != nullptr ? jobs.capacity : 0;
+    source = group * size + offset;
+    if (threadIdx.x < kGemvRows) {
+      shared.member[threadIdx.x] = group * size + static_cast<int>(threadIdx.x);
+      shared.source[threadIdx.x] = source + static_cast<int>(threadIdx.x);
+    }
+  }
+  RawInput input{};
+  const int at = 128 * (first + warp) + 4 * lane;
+  if (warp < blocks) input.suh = *reinterpret_cast<const uint2*>(strip.suh + at);
   if (is_known) pdl_wait();
   pdl_trigger();
 
-  if (!is_routed) {
-    const int size = is_shared ? kGroupColumns / jobs.digits : kGemvRows;
-    const int row = group * size + static_cast<int>(threadIdx.x);
-    if (threadIdx.x < kGemvRows) {
-      shared.member[threadIdx.x] = row;
-      shared.source[threadIdx.x] = row + (is_shared && jobs.up != nullptr ? jobs.capacity : 0);
-    }
-    if (threadIdx.x == 0) {
-      shared.count = max(0, min(size, jobs.rows.scale * *jobs.rows.count - row));
-    }
-  } else if (warp == 0) {
-    find_members(jobs, group, pairs, expert, lane, shared);
+  if (warp < blocks) {
+    const std::int64_t from = static_cast<std::int64_t>(source) * jobs.in + at;
+    input.x = *reinterpret_cast<const float4*>(jobs.x + from);
+    if (jobs.up != nullptr) input.up = *reinterpret_cast<const float4*>(jobs.up + from);
+  }
+  if (!is_routed && threadIdx.x == 0) {
+    shared.count = max(0, min(size, jobs.rows.scale * *jobs.rows.count - group * size));
   }
   __syncthreads();
   const int count = shared.count;
@@ -329,7 +351,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     if (splits > 1) await_cluster();
     return;
   }
-  transform<kWarps>(jobs, strip.suh, 128 * first, blocks, splits, warp, lane, digits, pitch,
+  transform<kWarps>(jobs, strip.suh, 128 * first, blocks, splits, warp, lane, input, digits, pitch,
                     reinterpret_cast<float4*>(digits + max_columns * pitch), shared);
 
   const std::uint32_t* ring =
@@ -449,19 +471,10 @@ void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int sp
   const int smem = smem_bytes(jobs, columns, {splits, kWarps});
   auto* kernel = gemv_kernel<kGroups, kWarps>;
   allow_smem(kernel, smem);
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {1, static_cast<unsigned>(splits), 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(strips), static_cast<unsigned>(splits));
-  config.blockDim = dim3(32 * kWarps);
-  config.dynamicSmemBytes = static_cast<std::size_t>(smem);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = splits > 1 ? 2 : 1;
-  FN_CUDA(cudaLaunchKernelEx(&config, kernel, jobs));
+  launch_pdl_cluster(stream, kernel,
+                     dim3(static_cast<unsigned>(strips), static_cast<unsigned>(splits)),
+                     dim3(32 * kWarps), static_cast<std::size_t>(smem),
+                     dim3(1, static_cast<unsigned>(splits)), jobs);
 }
 
 }  // namespace
