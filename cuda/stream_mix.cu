@@ -27,9 +27,11 @@ __device__ __forceinline__ float joined(const MixParams& p, int row, int v) {
   return total;
 }
 
-// Block (row, stream).
+// Block (row, stream). kHeld: the pieces of a stream, whose values stay in registers; 0: any
+// number, in shared memory.
+template <int kHeld>
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
-  extern __shared__ float stream[];  // (dim)
+  extern __shared__ float stream[];  // (dim), when not held
   __shared__ float parts[kMaxPieces][kNormWarps];
   pdl_trigger();
   pdl_wait();
@@ -48,43 +50,86 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const MixParams p) {
     y = p.pending_y + static_cast<std::size_t>(out_row) * dim;
     inj = p.pending_inj[out_row * p.num_streams + h];
   }
-  // Squares in pieces, warps in order within a piece, pieces in order: as stack_kernel.
   const int tid = static_cast<int>(threadIdx.x);
-  const int pieces = (p.dim + kPiece - 1) / kPiece;
-  for (int piece = 0; piece < pieces; ++piece) {
-    const int end = min(p.dim, (piece + 1) * kPiece);
-    const int c = piece * kPiece + 4 * tid;
-    float squares = 0.0f;
-    if (c < end) {
-      float4 v = *reinterpret_cast<const float4*>(s + c);
-      if (y != nullptr) {
-        v = add_scaled(v, inj, *reinterpret_cast<const float4*>(y + c));
-        *reinterpret_cast<float4*>(s + c) = v;
-      }
-      *reinterpret_cast<float4*>(stream + c) = v;
-      squares = sum_squares(v);
-    }
+  const int pieces = kHeld > 0 ? kHeld : (p.dim + kPiece - 1) / kPiece;
+  const float* norm = p.norm + offset;
+  // Squares in pieces, warps in order within a piece, pieces in order: as stack_kernel.
+  const auto add_squares = [&](int piece, float squares) {
     squares = warp_sum(squares);
     if (tid % 32 == 0) parts[piece][tid / 32] = squares;
+  };
+  float4 v[kHeld > 0 ? kHeld : 1];
+  float4 w[kHeld > 0 ? kHeld : 1];
+  if constexpr (kHeld > 0) {
+    float4 add[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int c = i * kPiece + 4 * tid;
+      v[i] = add[i] = w[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (c >= p.dim) continue;
+      v[i] = __ldcs(reinterpret_cast<const float4*>(s + c));
+      if (y != nullptr) add[i] = *reinterpret_cast<const float4*>(y + c);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int c = i * kPiece + 4 * tid;
+      if (c < p.dim) {
+        w[i] = *reinterpret_cast<const float4*>(norm + c);
+        if (y != nullptr) {
+          v[i] = add_scaled(v[i], inj, add[i]);
+          __stcs(reinterpret_cast<float4*>(s + c), v[i]);
+        }
+      }
+      add_squares(i, sum_squares(v[i]));
+    }
+  } else {
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int c = piece * kPiece + 4 * tid;
+      float squares = 0.0f;
+      if (c < p.dim) {
+        v[0] = *reinterpret_cast<const float4*>(s + c);
+        if (y != nullptr) {
+          v[0] = add_scaled(v[0], inj, *reinterpret_cast<const float4*>(y + c));
+          *reinterpret_cast<float4*>(s + c) = v[0];
+        }
+        *reinterpret_cast<float4*>(stream + c) = v[0];
+        squares = sum_squares(v[0]);
+      }
+      add_squares(piece, squares);
+    }
   }
   __syncthreads();
   float total = 0.0f;
   for (int piece = 0; piece < pieces; ++piece) {
     float squares = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kNormWarps; ++w) squares += parts[piece][w];
+    for (int i = 0; i < kNormWarps; ++i) squares += parts[piece][i];
     total += squares;
   }
   const float r = inverse_rms(p, total);
   const std::size_t to = static_cast<std::size_t>(row) * stack + offset;
+#pragma unroll
   for (int piece = 0; piece < pieces; ++piece) {
-    const int end = min(p.dim, (piece + 1) * kPiece);
     const int c = piece * kPiece + 4 * tid;
-    if (c < end) {
-      store_normed(*reinterpret_cast<const float4*>(stream + c), r,
-                   *reinterpret_cast<const float4*>(p.norm + offset + c), p.stack.hi + to + c,
-                   p.stack.lo + to + c);
+    if (c >= p.dim) continue;
+    if constexpr (kHeld == 0) {
+      v[0] = *reinterpret_cast<const float4*>(stream + c);
+      w[0] = *reinterpret_cast<const float4*>(norm + c);
     }
+    const int i = kHeld > 0 ? piece : 0;
+    store_normed(v[i], r, w[i], p.stack.hi + to + c, p.stack.lo + to + c);
+  }
+}
+
+void launch_norm(cudaStream_t stream, const MixParams& p) {
+  const dim3 grid(static_cast<unsigned>(p.group), static_cast<unsigned>(p.num_streams));
+  if (p.dim <= kPiece) {
+    launch_pdl(stream, norm_kernel<1>, grid, dim3(kNormThreads), 0, p);
+  } else if (p.dim <= 2 * kPiece) {
+    launch_pdl(stream, norm_kernel<2>, grid, dim3(kNormThreads), 0, p);
+  } else {
+    launch_pdl(stream, norm_kernel<0>, grid, dim3(kNormThreads),
+               static_cast<std::size_t>(p.dim) * sizeof(float), p);
   }
 }
 
@@ -394,8 +439,7 @@ void mix(cudaStream_t stream, const MixArgs& args) {
       mix_up_decode(stream, p);
       continue;
     }
-    launch_pdl(stream, norm_kernel, dim3(rows, static_cast<unsigned>(args.num_streams)),
-               dim3(kNormThreads), static_cast<std::size_t>(args.dim) * sizeof(float), p);
+    launch_norm(stream, p);
     if (decode) {
       product_decode(stream, product);
     } else {
