@@ -193,16 +193,16 @@ TESTS
 
 bench() {
   FLASHNEXT_GATES="$out/receipts" "$python" -m flashnext bench "$1" --like flash-next --layers "$layers" \
-    --device cuda:0 --context "$2" --receipt "$out/receipts" --quiet
+    --device cuda:0 --context "$2" --chunk "$3" --receipt "$out/receipts" --quiet
 }
 
 run_stage() {
   case "$1" in
     build | ctest | gate | pytest) "run_$1" ;;
     memcheck | racecheck | initcheck) run_sanitizer "$1" ;;
-    decode) bench decode "${FN_CONTEXT:-2048}" ;;
-    prefill) bench prefill "${FN_CONTEXT:-8192}" ;;
-    load) bench load 2048 ;;
+    decode) bench decode "${FN_CONTEXT:-2048}" 2048 ;;
+    prefill) bench prefill "${FN_CONTEXT:-8192}" 8192 ;;
+    load) bench load 2048 2048 ;;
   esac
 }
 
