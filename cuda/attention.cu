@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(kHeadDim)
       (static_cast<std::int64_t>(r) * a.dims.kv_heads + head / group) * partials.tiles * group +
       head % group;
   wait_for_previous();
+  let_next_start();
   const float* values = partials.values + at * kHeadDim + tid;
   const std::int64_t stride = static_cast<std::int64_t>(group) * kHeadDim;
   constexpr int kAhead = 36;  // loads under way: all tiles of the usual budget

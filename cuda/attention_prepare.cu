@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const AttnPrepareA
   const int rows = a.step.head->rows;
   const Row row = a.step.rows[r];
   wait_for_previous();
+  let_next_start();
   if (r >= rows || item >= items) return;
 
   if (item < heads) {

@@ -118,6 +118,7 @@ __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const GdnGateArgs a) 
   const int rows = a.rows.scale * *a.rows.count;
   const float4 w = load4(a.w + 4 * lane);
   wait_for_previous();
+  let_next_start();
   if (item >= static_cast<std::int64_t>(rows) * a.v_heads) return;
   const std::int64_t at = item * kHead + 4 * lane;
   const float4 o = load4(a.o + at);

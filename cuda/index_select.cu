@@ -75,6 +75,7 @@ __global__ void pick_kernel(const IndexSelectArgs a, const float* scores, std::i
   const int rows = a.step.head->rows;
   const Row row = a.step.rows[r];
   wait_for_previous();
+  let_next_start();
   if (r >= rows) return;
   const int tid = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
