@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_kernel(const ProductArgs
   const int first = slice * split.slice_chunks;
   float sum[W][4][4];
   tile_product<W>([&](int m) { return args.w.row(m0 + m); }, args.w.in, args.planes, n0, rows,
-                  first, min(first + split.slice_chunks, split.chunks), smem, sum);
+                  first, min(first + split.slice_chunks, split.chunks), args.deep, smem, sum);
 #pragma unroll
   for (int i = 0; i < W; ++i)
 #pragma unroll
@@ -218,11 +218,10 @@ void product_decode(cudaStream_t stream, const ProductArgs& args) {
 
 void product_tiles(cudaStream_t stream, const ProductArgs& args) {
   const auto run = [&]<int W>() {
-    allow_smem(tile_kernel<W>, kTileSmem<W>);
     const dim3 grid(static_cast<unsigned>(ceil_div(args.group, kTileN<W>)),
                     static_cast<unsigned>(ceil_div(args.w.rows(), kTileM)),
                     static_cast<unsigned>(split_k(args.w.in).slices));
-    launch_pdl(stream, tile_kernel<W>, grid, dim3(kTileThreads), kTileSmem<W>, args);
+    launch_tiles<W>(stream, tile_kernel<W>, grid, args);
   };
   // The larger tile does more with what it loads; the smaller one gives work to more processors.
   const int large =

@@ -159,13 +159,16 @@ __device__ __forceinline__ void load_chunk(const std::uint16_t* top, const std::
 
 inline constexpr int kTileM = 128;
 inline constexpr int kTileThreads = 256;
-inline constexpr int kTileStages = 4;
+inline constexpr int kTileStages = 4;      // fit every GPU
+inline constexpr int kDeepTileStages = 6;  // where there is room: weights and rows may lie in DRAM
 template <int W>
 inline constexpr int kTileN = 32 * W;
 template <int W>
 inline constexpr int kTileStageBytes = (kTileM + 2 * kTileN<W>)*kBlockK * 2;
 template <int W>
 inline constexpr int kTileSmem = kTileStages* kTileStageBytes<W>;
+template <int W>
+inline constexpr int kDeepTileSmem = kDeepTileStages* kTileStageBytes<W>;
 
 // Where an element of a thread's sums lies in the tile.
 template <int W>
@@ -179,6 +182,16 @@ __device__ __forceinline__ int tile_column(int j, int e) {
   return 32 * (warp % W) + 8 * j + 2 * (static_cast<int>(threadIdx.x) % 4) + e % 2;
 }
 
+// At most kPending groups of copies of this thread are still under way; kDeepPending if deep.
+template <int kPending, int kDeepPending>
+__device__ __forceinline__ void cp_wait(bool deep) {
+  if (deep) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kDeepPending) : "memory");
+  } else {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+}
+
 __device__ __forceinline__ void cp_async16(std::uint32_t to, const void* from, bool present) {
   const int bytes = present ? 16 : 0;  // absent: zeros are written, nothing is read
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
@@ -186,21 +199,22 @@ __device__ __forceinline__ void cp_async16(std::uint32_t to, const void* from, b
 
 // sum[i][j]: m-tile i and n-tile j of the warp, as mma_block's c. Adds the chunks [chunk_begin,
 // chunk_end) in order. row_of(m): weight row m of the tile, or null. `planes` has `rows` rows; the
-// tile begins at n0.
+// tile begins at n0. deep: `smem` has kDeepTileSmem bytes instead of kTileSmem.
 //
 // Fragments are read ahead, so that no MMA waits for shared memory: while a block's MMAs run, the
 // activations of the next block are read, and the weights of the next m-tile. The barrier of a
 // block therefore says that the block after it has arrived too.
 template <int W, class RowOf>
 __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes planes, int n0,
-                                             int rows, int chunk_begin, int chunk_end, char* smem,
-                                             float (&sum)[W][4][4]) {
+                                             int rows, int chunk_begin, int chunk_end, bool deep,
+                                             char* smem, float (&sum)[W][4][4]) {
   constexpr int kB = W / 2;  // pieces of each plane a thread fetches
   constexpr int kRowBytes = kBlockK * 2;
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
   const int warp = tid / 32;
   const int chunks = chunk_end - chunk_begin;
+  const int ring = deep ? kDeepTileSmem<W> : kTileSmem<W>;
 
   // A piece is 16 bytes. Absent ones are written as zeros and their addresses are not read. The
   // last chunk is filled up with zeros.
@@ -252,7 +266,7 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
     asm volatile("cp.async.commit_group;" ::: "memory");
     k += kBlockK;
     to += kTileStageBytes<W>;
-    if (to == to_begin + kTileSmem<W>) to = to_begin;
+    if (to == to_begin + static_cast<std::uint32_t>(ring)) to = to_begin;
   };
 
 #pragma unroll
@@ -279,13 +293,14 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
 
 #pragma unroll
   for (int s = 0; s < kTileStages - 1; ++s) fetch();
+  for (int s = kTileStages; deep && s < kDeepTileStages; ++s) fetch();
   // An MMA takes four neighbouring registers, two of the top row and two of the bottom row, where a
   // load gives four of one row. Left alone the compiler copies them for every MMA anew; it cannot
   // do so with values computed from a zero that it does not know to be one.
   const std::uint32_t zero = static_cast<std::uint32_t>(in) >> 31;
   uint4 a[2];        // of the next m-tile: top and bottom rows
   uint4 b[2][4][2];  // blocks in turn; n-tiles; hi and lo
-  asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2) : "memory");
+  cp_wait<kTileStages - 2, kDeepTileStages - 2>(deep);
   __syncthreads();
   int stage = 0;  // of the block whose MMAs run
   load_a(a, stage, 0);
@@ -295,11 +310,11 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
     float acc[W][4][4] = {};
 #pragma unroll
     for (int block = 0; block < kChunkBlocks; ++block) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 3) : "memory");
+      cp_wait<kTileStages - 3, kDeepTileStages - 3>(deep);
       __syncthreads();
       fetch();
       // After the last block this is a stage of old data that no MMA uses.
-      const int next = stage + kTileStageBytes<W> == kTileSmem<W> ? 0 : stage + kTileStageBytes<W>;
+      const int next = stage + kTileStageBytes<W> == ring ? 0 : stage + kTileStageBytes<W>;
 #pragma unroll
       for (int i = 0; i < W; ++i) {
         const std::uint32_t a0[4] = {a[0].x | zero, a[1].x | zero, a[0].y | zero, a[1].y | zero};
@@ -338,6 +353,19 @@ __device__ __forceinline__ void tile_product(const RowOf& row_of, int in, Planes
   __syncthreads();  // the caller may use the shared memory
 }
 
+// Launches a tile kernel with as many stages as the GPU has room for.
+template <int W, class Params>
+void launch_tiles(cudaStream_t stream, void (*kernel)(Params), dim3 grid, Params params) {
+  int device = 0;
+  int room = 0;
+  FN_CUDA(cudaGetDevice(&device));
+  FN_CUDA(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  params.deep = room >= kDeepTileSmem<W>;
+  const int bytes = params.deep ? kDeepTileSmem<W> : kTileSmem<W>;
+  allow_smem(kernel, bytes);
+  launch_pdl(stream, kernel, grid, dim3(kTileThreads), static_cast<std::size_t>(bytes), params);
+}
+
 #endif  // __CUDACC__
 
 // ---- the shared launches (dense.cu)
@@ -351,6 +379,7 @@ struct ProductArgs {
   Planes planes;          // (group, in), row row0 first
   float* y[kMaxLinears];  // out (rows, out_i); used when there is one slice
   float* partial;         // out (slices, group, rows of w): totals still times 16
+  bool deep;              // set by launch_tiles
 };
 
 // y or partial. Decode form: at most kDecodeRows rows in the group, reads x or planes.

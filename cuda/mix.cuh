@@ -40,6 +40,7 @@ struct MixParams {
   float inv_dim;
   float inv_streams;
   std::int32_t update;  // 1: the up kernel adds the pending residual to the streams
+  bool deep;            // set by launch_tiles
 };
 
 // True when the decode form of these dimensions runs in two kernels: the slices of one m-tile are a

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) up_tile_kernel(const MixParam
     }
   }
   float sum[W][4][4];
-  tile_product<W>(row_of, p.rank, p.hidden, n0, rows, 0, split_k(p.rank).chunks, smem, sum);
+  tile_product<W>(row_of, p.rank, p.hidden, n0, rows, 0, split_k(p.rank).chunks, p.deep, smem, sum);
   uint4 hi[kTasks][kStreams];
   uint4 lo[kTasks][kStreams];
 #pragma unroll
@@ -259,10 +259,9 @@ __global__ void __launch_bounds__(kTileThreads, 1) up_tile_kernel(const MixParam
 
 template <int W, int kStreams>
 void launch_up_tiles(cudaStream_t stream, const MixParams& p) {
-  allow_smem(up_tile_kernel<W, kStreams>, kTileSmem<W>);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.group, kTileN<W>)),
                   static_cast<unsigned>(ceil_div(p.dim, kTileM / kStreams)));
-  launch_pdl(stream, up_tile_kernel<W, kStreams>, grid, dim3(kTileThreads), kTileSmem<W>, p);
+  launch_tiles<W>(stream, up_tile_kernel<W, kStreams>, grid, p);
 }
 
 template <int kStreams>
