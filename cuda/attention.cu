@@ -198,11 +198,11 @@ __global__ void __launch_bounds__(kHeadDim)
   const int head = static_cast<int>(blockIdx.x);
   const int tid = static_cast<int>(threadIdx.x);
   const int rows = a.step.head->rows;
+  if (r >= rows) return wait_for_previous();  // the buffers may end with the step's last row
   const Row row = a.step.rows[r];
   const int count = a.count[r];
   const std::int64_t out = static_cast<std::int64_t>(r) * a.dims.heads + head;
   const float gate = a.qg[(2 * out + 1) * kHeadDim + tid];
-  if (r >= rows) return wait_for_previous();
   const int group = a.dims.heads / a.dims.kv_heads;
   const int tiles = (token_list(a, r, row.pos, count).tokens + kTile - 1) / kTile;
   const std::int64_t at =
