@@ -3,10 +3,9 @@
 // A cluster of blocks takes 128 outputs; each of its blocks takes a range of k, for which it
 // transforms the rows itself while its first weights travel. Every warp streams its own units (32
 // inputs, 128 outputs of packed weights) through a ring in shared memory. A weight costs a shift, a
-// mask and one multiplication: its four product bytes are the A operand of the tensor core's u8 x
-// s8 product, against digits repeated four times, so that 1 to 8 columns (a column is one digit of
-// one row) cost the same. Blocks of a cluster exchange the row maximum and the integer sums through
-// each other's shared memory.
+// mask and one multiplication: its four product bytes are the A operand of the u8 x s8 tensor core,
+// against digits repeated four times, so that 1 to 8 columns (a digit of a row each) cost the same.
+// Blocks of a cluster exchange the row maximum and the integer sums through shared memory.
 #include "cpp/base/math.h"
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"

@@ -141,6 +141,10 @@ def finish(receipt: Receipt) -> Receipt:
     """
     receipt["schema"] = SCHEMA
     receipt.setdefault("utc", utc_now())
+    # A folder of one machine says nothing to a reader elsewhere: its last part stays.
+    receipt["command"] = [
+        os.path.basename(word) if os.path.isabs(word) else word for word in receipt["command"]
+    ]
     receipt["summary"] = {name: summarise(values) for name, values in receipt["samples"].items()}
     gpu = receipt["machine"]["gpu"]
     device = "host" if gpu is None else slug(gpu["name"])
