@@ -22,10 +22,10 @@ _BAD_CHECKPOINT = 3
 # place -> (what it is, where it lives)
 _PLACES = {
     "experts": ("routed experts", "mapped file, used in place"),
-    "dense": ("EXL3 dense linears and head", "memory"),
+    "dense": ("EXL3 dense linears and head", "mapped file, used in place"),
     "fp16": ("16-bit weights", "memory"),
     "embedding": ("token embedding", "mapped file"),
-    "mtp": ("draft head", "memory; its experts mapped"),
+    "mtp": ("draft head", "mapped file; its 16-bit weights in memory"),
     "ngram_table": ("n-gram table", "mapped file, rows read on demand"),
 }
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 def memory_plan(report: dict[str, Any], window: int | None, lanes: int) -> dict[str, Any]:
     """Bytes of memory for a window and a number of lanes, against what this machine has.
 
-    Mapped parts (experts, embedding, n-gram table) are read in place: they need no memory of
+    Mapped parts (EXL3 linears, embedding, n-gram table) are read in place: they need no memory of
     their own, but decoding is only fast while the page cache holds the experts.
     """
     lanes = whole("lanes", lanes, 1)
@@ -83,11 +83,11 @@ def memory_plan(report: dict[str, Any], window: int | None, lanes: int) -> dict[
     else:
         window = 32768
     places = report.get("places", {})
-    own = sum(int(places.get(part, 0)) for part in ("dense", "fp16"))
+    own = int(places.get("fp16", 0))
     state = lanes * (
         window * int(places.get("kv_per_token", 0)) + int(places.get("state_per_lane", 0))
     )
-    mapped = sum(int(places.get(part, 0)) for part in ("experts", "embedding", "mtp"))
+    mapped = sum(int(places.get(part, 0)) for part in ("experts", "dense", "embedding", "mtp"))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "window": window,
