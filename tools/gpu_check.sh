@@ -162,7 +162,7 @@ run_pytest() {
   FLASHNEXT_GATES="$out/receipts" "$python" -m pytest -q -m gpu -p no:cacheprovider ${plugins[@]+"${plugins[@]}"}
 }
 
-# The tool on tests of every family, at sizes that leave it a few minutes.
+# The tool on tests of every family, without those that provoke errors of the device on purpose, at sizes that leave it a few minutes.
 run_sanitizer() {
   local tool=$1 program failed=0 count=0 filter
   program=$(sanitizer) || { echo "not run: compute-sanitizer is not installed"; return $not_run; }
@@ -185,7 +185,7 @@ exl3_gpu_test Exl3Gpu.InputsAtTheLimits,Exl3Gpu.PrefillRowCounts
 exl3_experts_gpu_test ExpertsGpu.FewerRowsThanTheBucket,ExpertsGpu.AllRowsTheSameExpert
 gdn_gpu_test GdnGpu.OtherSequencesKeepTheBits,GdnGpu.ChunksAndBucketsKeepTheBits
 attention_gpu_test AttentionGpu.PrepareMatchesTheHost,AttentionGpu.MatchesTheHost
-cuda_device_gpu_test *
+cuda_device_gpu_test *-*ZLast*:*TheCardsOwnLimit*:*AnAbandonedCapture*
 TESTS
   [ $count -gt 0 ] || return $not_run
   return $failed
