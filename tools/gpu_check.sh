@@ -162,7 +162,8 @@ run_pytest() {
   FLASHNEXT_GATES="$out/receipts" "$python" -m pytest -q -m gpu -p no:cacheprovider ${plugins[@]+"${plugins[@]}"}
 }
 
-# The tool on tests of every family, without those that provoke errors of the device on purpose, at sizes that leave it a few minutes.
+# The tool on tests of every family, at sizes that leave it a few minutes; without the tests that
+# provoke errors of the device on purpose.
 run_sanitizer() {
   local tool=$1 program failed=0 count=0 filter
   program=$(sanitizer) || { echo "not run: compute-sanitizer is not installed"; return $not_run; }

@@ -17,6 +17,9 @@ std::string_view to_string(Isa isa) noexcept;
 // The best the processor runs (kAvx512 needs F, BW, VL, VBMI and VNNI).
 Isa best_isa() noexcept;
 bool supported(Isa isa) noexcept;
+// "scalar", "avx2", "avx512", or "auto" for the best; throws InputError for another name or one
+// that the processor lacks.
+Isa isa_named(std::string_view name);
 
 inline constexpr std::int32_t kLevels = 32258;  // 127 * 254: 15-bit activations in two int8 digits
 inline constexpr std::int32_t kLevelsOneDigit = 127;

@@ -1,9 +1,11 @@
 // The integer linear: memory of prepared rows, choice of the instruction set, and the row and block
 // loops that every Isa shares.
+#include "cpp/base/errors.h"
 #include "cpp/exl3/kernels.h"
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -49,6 +51,18 @@ bool supported(Isa isa) noexcept {
   }
 #endif
   return false;
+}
+
+Isa isa_named(std::string_view name) {
+  if (name == "auto") return best_isa();
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (name != to_string(isa)) continue;
+    if (!supported(isa)) {
+      throw InputError("isa = \"" + std::string(name) + "\": this processor lacks it; choose auto");
+    }
+    return isa;
+  }
+  throw InputError("isa = \"" + std::string(name) + "\": choose auto, scalar, avx2 or avx512");
 }
 
 Isa best_isa() noexcept {

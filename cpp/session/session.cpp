@@ -12,14 +12,6 @@ namespace flashnext {
 
 namespace {
 
-exl3::Isa isa_from(const std::string& name) {
-  if (name == "auto") return exl3::best_isa();
-  for (const exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
-    if (name == exl3::to_string(isa)) return isa;
-  }
-  throw InputError("isa = \"" + name + "\": choose auto, scalar, avx2 or avx512");
-}
-
 // N of "cuda" (0) or "cuda:N"; -1 for anything else.
 int cuda_ordinal(const std::string& name) {
   if (name == "cuda") return 0;
@@ -164,7 +156,7 @@ void Session::open_host() {
   HostDeviceOptions host;
   host.threads = options_.threads;
   host.seed = options_.seed;
-  host.isa = isa_from(options_.isa);
+  host.isa = exl3::isa_named(options_.isa);
   if (options_.memory_limit > 0) host.memory_limit = options_.memory_limit;
   device_ = make_host_device(host);
   device_name_ = "host";

@@ -14,18 +14,6 @@ using Words = py::array_t<std::int16_t, py::array::c_style | py::array::forcecas
 using Halves = py::array_t<std::uint16_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-exl3::Isa isa_from(const std::string& name) {
-  if (name == "auto") return exl3::best_isa();
-  for (const exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
-    if (name == exl3::to_string(isa)) {
-      if (!exl3::supported(isa))
-        throw InputError("isa " + name + " is not supported by this processor");
-      return isa;
-    }
-  }
-  throw InputError("isa \"" + name + "\": choose auto, scalar, avx2 or avx512");
-}
-
 std::int32_t checked_words(const Words& trellis) {
   if (trellis.ndim() != 3 || !exl3::valid_words(static_cast<std::int32_t>(trellis.shape(2)))) {
     throw InputError("trellis must be int16 [in/16, out/16, 16 K]");
@@ -87,7 +75,7 @@ Floats linear(const Words& trellis, const Halves& suh, const Halves& svh, const 
   ThreadPool pool(threads);
   std::vector<float> scratch(host::workspace_bytes(a, pool.threads()) / sizeof(float) + 64);
   a.workspace = {scratch.data(), scratch.size() * sizeof(float)};
-  host::Context context{pool, isa_from(isa)};
+  host::Context context{pool, exl3::isa_named(isa)};
   host::exl3_linear(a, context);
   return y;
 }
