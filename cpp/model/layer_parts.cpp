@@ -32,20 +32,25 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   moe_.shared_y = b_.take<float>(r * s_.hidden);
 }
 
-void LayerParts::mix(float* streams, const MixWeight& w, const float* pending_inj,
-                     const float* pending_y, float* x, float* inj) {
+MixArgs LayerParts::mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const {
   MixArgs a{};
-  a.rows = rows();
+  a.rows = count;
   a.streams = streams;
-  a.pending_inj = pending_inj;
-  a.pending_y = pending_y;
   a.w = w;
   a.x = x;
-  a.inj = inj;
   a.eps = s_.eps;
   a.num_streams = s_.streams;
   a.dim = s_.hidden;
   a.rank = s_.rank;
+  return a;
+}
+
+void LayerParts::mix(float* streams, const MixWeight& w, const float* pending_inj,
+                     const float* pending_y, float* x, float* inj) {
+  MixArgs a = mix_args(rows(), streams, w, x);
+  a.pending_inj = pending_inj;
+  a.pending_y = pending_y;
+  a.inj = inj;
   b_.add(Lane::kMain, a);
 }
 
@@ -151,16 +156,8 @@ void LayerParts::head(float* streams, const MixWeight& mixer, float** logits,
   float* x = b_.take<float>(n * s_.hidden);
   *logits = b_.take<float>(n * c_.weights.head.out);
   *tokens = b_.take<std::int32_t>(n);
-  MixArgs a{};
-  a.rows = outputs();
+  MixArgs a = mix_args(outputs(), streams, mixer, x);
   a.pick = step_.outputs;
-  a.streams = streams;
-  a.w = mixer;
-  a.x = x;
-  a.eps = s_.eps;
-  a.num_streams = s_.streams;
-  a.dim = s_.hidden;
-  a.rank = s_.rank;
   b_.add(Lane::kMain, a);
   linear(Lane::kMain, outputs(), x, {c_.weights.head}, {*logits});
   SampleArgs sample{};

@@ -46,6 +46,9 @@ class LayerParts {
   const StepView& step() const { return step_; }
 
  private:
+  // What every mix of the model has in common.
+  MixArgs mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const;
+
   GraphBuilder& b_;
   const GraphContext& c_;
   const ModelShape& s_;
