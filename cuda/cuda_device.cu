@@ -175,6 +175,28 @@ void CudaDevice::release(void* block) noexcept {
   blocks_.erase(it);
 }
 
+bool CudaDevice::pin(void* data, std::size_t bytes, std::string_view what) {
+  if (sealed_) throw LogicError("pin of " + std::string(what) + " after the device was sealed");
+  return guarded([&] {
+    const cudaError_t error =
+        cudaHostRegister(data, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (error == cudaErrorMemoryAllocation || error == cudaErrorNotSupported ||
+        error == cudaErrorOperatingSystem) {
+      cudaGetLastError();  // the system's limit: an expected answer
+      return false;
+    }
+    require(error, "cudaHostRegister", __FILE__, __LINE__);
+    pinned_.insert_or_assign(data, Allocated{Space::kPinned, std::string(what), bytes});
+    return true;
+  });
+}
+
+void CudaDevice::unpin(void* data) noexcept {
+  if (pinned_.erase(data) == 0) return;
+  cudaSetDevice(ordinal_);
+  log_error(cudaHostUnregister(data), "cudaHostUnregister");
+}
+
 std::size_t CudaDevice::available(Space space) const {
   if (space != Space::kDevice || !poison_.empty()) return static_cast<std::size_t>(-1);
   std::size_t free_bytes = 0;
@@ -190,6 +212,7 @@ std::size_t CudaDevice::available(Space space) const {
 std::vector<Allocated> CudaDevice::allocations() const {
   std::vector<Allocated> all;
   for (const auto& [data, owned] : blocks_) all.push_back({owned.space, owned.what, owned.bytes});
+  for (const auto& [data, part] : pinned_) all.push_back(part);
   return all;
 }
 
@@ -227,6 +250,15 @@ void CudaDevice::wait(StreamId stream, EventId event) {
   guarded([&] {
     FN_CUDA(
         cudaStreamWaitEvent(find(streams_, stream, "stream"), find(events_, event, "event"), 0));
+  });
+}
+
+bool CudaDevice::reached(EventId event) {
+  return guarded([&] {
+    const cudaError_t error = cudaEventQuery(find(events_, event, "event"));
+    if (error == cudaErrorNotReady) return false;
+    require(error, "cudaEventQuery", __FILE__, __LINE__);
+    return true;
   });
 }
 

@@ -26,6 +26,8 @@ class CudaDevice final : public Device {
   void* allocate(Space space, std::size_t bytes, std::string_view what) override;
   void release(void* block) noexcept override;
   void seal() noexcept override { sealed_ = true; }
+  bool pin(void* data, std::size_t bytes, std::string_view what) override;
+  void unpin(void* data) noexcept override;
   std::size_t available(Space space) const override;
   std::vector<Allocated> allocations() const override;
 
@@ -35,6 +37,7 @@ class CudaDevice final : public Device {
   void destroy_event(EventId event) noexcept override;
   void record(EventId event, StreamId stream) override;
   void wait(StreamId stream, EventId event) override;
+  bool reached(EventId event) override;
   void synchronize(StreamId stream) override;
 
   void copy_async(StreamId stream, void* to, const void* from, std::size_t bytes) override;
@@ -85,6 +88,7 @@ class CudaDevice final : public Device {
   bool sealed_ = false;
   std::uint32_t next_id_ = 1;
   std::map<void*, Owned> blocks_;
+  std::map<void*, Allocated> pinned_;  // by pin()
   std::map<std::uint32_t, StreamHandle> streams_;
   std::map<std::uint32_t, EventHandle> events_;
   std::map<std::uint32_t, Captured> graphs_;

@@ -44,6 +44,12 @@ void mtp_norm(cudaStream_t stream, const MtpNormArgs& args);
 void mtp_join(cudaStream_t stream, const MtpJoinArgs& args);
 // sample.cu
 void sample(cudaStream_t stream, const SampleArgs& args);
+// offload.cu
+void resolve(cudaStream_t stream, const ResolveArgs& args);
+void fetch(cudaStream_t stream, const FetchArgs& args);
+void cpu_post(cudaStream_t stream, const CpuPostArgs& args);
+void cpu_join(cudaStream_t stream, const CpuJoinArgs& args);
+void pace(cudaStream_t stream, const PaceArgs& args);
 
 // Scratch in device memory for the maximum of rows, defined beside each launcher.
 std::size_t workspace_bytes(const MixArgs& args);

@@ -73,6 +73,16 @@ void launch(cudaStream_t stream, Op op, const void* args, std::size_t args_bytes
       return call(mtp_join, stream, args, args_bytes);
     case Op::kSample:
       return call(sample, stream, args, args_bytes);
+    case Op::kResolve:
+      return call(resolve, stream, args, args_bytes);
+    case Op::kFetch:
+      return call(fetch, stream, args, args_bytes);
+    case Op::kCpuPost:
+      return call(cpu_post, stream, args, args_bytes);
+    case Op::kCpuJoin:
+      return call(cpu_join, stream, args, args_bytes);
+    case Op::kPace:
+      return call(pace, stream, args, args_bytes);
     case Op::kCount:
       break;
   }

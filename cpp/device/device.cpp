@@ -62,6 +62,16 @@ const char* to_string(Op op) noexcept {
       return "mtp_join";
     case Op::kSample:
       return "sample";
+    case Op::kResolve:
+      return "resolve";
+    case Op::kFetch:
+      return "fetch";
+    case Op::kCpuPost:
+      return "cpu_post";
+    case Op::kCpuJoin:
+      return "cpu_join";
+    case Op::kPace:
+      return "pace";
     case Op::kCount:
       break;
   }

@@ -52,6 +52,11 @@ class Device {
   virtual std::vector<Allocated> allocations() const = 0;
   // Bytes of `space` that may still be allocated, as far as the device can tell.
   virtual std::size_t available(Space) const { return static_cast<std::size_t>(-1); }
+  // Makes memory of the process that was written before (page-aligned, whole pages) readable to
+  // kernels and copies at full speed; false when the system grants no more. Counts as
+  // Space::kPinned under `what`. unpin() before the memory goes.
+  virtual bool pin(void* data, std::size_t bytes, std::string_view what) = 0;
+  virtual void unpin(void* data) noexcept = 0;
 
   virtual StreamId create_stream() = 0;
   virtual void destroy_stream(StreamId stream) noexcept = 0;
@@ -59,6 +64,8 @@ class Device {
   virtual void destroy_event(EventId event) noexcept = 0;
   virtual void record(EventId event, StreamId stream) = 0;
   virtual void wait(StreamId stream, EventId event) = 0;
+  // Whether the work before the event's latest record has run. Never waits.
+  virtual bool reached(EventId event) = 0;
   // Returns when all work enqueued on the stream has run. Throws what that work threw.
   virtual void synchronize(StreamId stream) = 0;
 

@@ -14,6 +14,8 @@
 #include "cpp/device/host_scheduler.h"
 #include "cpp/device/op_sizes.h"
 
+#include <map>
+
 namespace flashnext {
 
 namespace {
@@ -24,7 +26,8 @@ class HostDevice final : public Device {
       : pool_(options.threads),
         context_{pool_, options.isa},
         memory_(options),
-        scheduler_(context_, options.seed) {}
+        scheduler_(context_, options.seed),
+        pin_left_(options.pin_limit) {}
 
   std::string_view kind() const noexcept override { return "host"; }
   std::string description() const override {
@@ -40,7 +43,24 @@ class HostDevice final : public Device {
   }
   void release(void* block) noexcept override;
   void seal() noexcept override { memory_.seal(); }
-  std::vector<Allocated> allocations() const override { return memory_.list(); }
+  std::vector<Allocated> allocations() const override {
+    std::vector<Allocated> all = memory_.list();
+    for (const auto& [data, part] : pinned_) all.push_back(part);
+    return all;
+  }
+  bool pin(void* data, std::size_t bytes, std::string_view what) override {
+    fail_fast();
+    if (bytes > pin_left_) return false;
+    pin_left_ -= bytes;
+    pinned_.insert_or_assign(data, Allocated{Space::kPinned, std::string(what), bytes});
+    return true;
+  }
+  void unpin(void* data) noexcept override {
+    const auto part = pinned_.find(data);
+    if (part == pinned_.end()) return misuse("unpin of memory that is not pinned");
+    pin_left_ += part->second.bytes;
+    pinned_.erase(part);
+  }
   std::size_t available(Space) const override { return memory_.available(); }
 
   StreamId create_stream() override { return scheduler_.create_stream(); }
@@ -52,6 +72,11 @@ class HostDevice final : public Device {
   void destroy_event(EventId event) noexcept override;
   void record(EventId event, StreamId stream) override;
   void wait(StreamId stream, EventId event) override;
+  bool reached(EventId event) override {
+    const EventState& e = known_event(event);
+    fail_fast();
+    return e.stream == 0 || (e.serial == 0 && scheduler_.reached(e.stream, e.count));
+  }
   void synchronize(StreamId stream) override;
 
   void copy_async(StreamId stream, void* to, const void* from, std::size_t bytes) override;
@@ -126,6 +151,8 @@ class HostDevice final : public Device {
   HostScheduler scheduler_;
   HostCapture capture_;
   std::vector<std::unique_ptr<EventState>> events_;  // (id - 1)
+  std::map<void*, Allocated> pinned_;
+  std::size_t pin_left_;
 };
 
 void HostDevice::release(void* block) noexcept {

@@ -23,6 +23,7 @@ struct HostDeviceOptions {
   std::size_t memory_limit = std::numeric_limits<std::size_t>::max();  // bytes over all spaces
   std::int64_t fail_allocation =
       -1;  // index of an allocate() call that throws OutOfMemory; -1: none
+  std::size_t pin_limit = std::numeric_limits<std::size_t>::max();  // bytes that pin() grants
   bool poison = true;
 };
 

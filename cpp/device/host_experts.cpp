@@ -1,8 +1,8 @@
-// The op experts on the host. A pair is one (row, slot). Pairs are sorted by expert and taken in
-// batches that fit the workspace; a run of pairs with one expert is a segment, whose weight tiles
-// are decoded once for all of its rows. With one row every slot is a segment, and (segment,
-// projection, output block) jobs keep all threads busy. Sums are exact integers, so no grouping
-// changes a bit.
+// The op experts on the host. A pair is one (row, slot). Pairs of the group are sorted by expert
+// and taken in batches that fit the workspace; a run of pairs with one expert is a segment, whose
+// weight tiles are decoded once for all of its rows. With one row every slot is a segment, and
+// (segment, projection, output block) jobs keep all threads busy. Sums are exact integers, so no
+// grouping changes a bit.
 #include "cpp/base/errors.h"
 #include "cpp/base/math.h"
 #include "cpp/device/host_ops.h"
@@ -24,7 +24,7 @@ struct Segment {
 
 struct Scratch {
   std::int32_t* starts;  // (num_experts + 1) first sorted pair of an expert
-  std::int32_t* order;   // (pairs) pair ids sorted by expert, then by id
+  std::int32_t* order;   // (pairs of the group) pair ids sorted by expert, then by id
   Segment* segments;     // (batch)
   exl3::Prepared in[2];  // (batch, dim) for gate and up
   exl3::Prepared inner;  // (batch, inner) for down
@@ -33,7 +33,7 @@ struct Scratch {
   std::size_t bytes;
 };
 
-Scratch place(const ExpertsArgs& args, std::int32_t max_rows, void* memory) {
+Scratch place(const ExpertsArgs& args, void* memory) {
   std::byte* base = static_cast<std::byte*>(memory);
   Scratch s{};
   const auto take = [&](std::size_t bytes) {
@@ -41,7 +41,7 @@ Scratch place(const ExpertsArgs& args, std::int32_t max_rows, void* memory) {
     s.bytes += (bytes + 255) / 256 * 256;
     return at;
   };
-  const std::int32_t pairs = max_rows * args.slots;
+  const std::int32_t pairs = max_pairs(args);
   s.batch = std::min(pairs, kBatchPairs);
   const std::size_t batch = static_cast<std::size_t>(s.batch);
   s.starts = reinterpret_cast<std::int32_t*>(
@@ -66,18 +66,26 @@ std::int32_t expert_of(const ExpertsArgs& args, std::int32_t pair) {
   return args.ids != nullptr ? args.ids[pair] : pair % args.slots;
 }
 
-// Counting sort of all pairs by expert.
-void sort_pairs(const ExpertsArgs& args, std::int32_t pairs, const Scratch& s) {
+bool is_in_group(const ExpertsArgs& args, std::int32_t expert) {
+  return args.group == nullptr || args.group[expert] == args.only;
+}
+
+// Counting sort of the group's pairs by expert; returns their number.
+std::int32_t sort_pairs(const ExpertsArgs& args, std::int32_t pairs, const Scratch& s) {
   std::fill(s.starts, s.starts + args.num_experts + 1, 0);
   for (std::int32_t pair = 0; pair < pairs; ++pair) {
     const std::int32_t expert = expert_of(args, pair);
     check(expert >= 0 && expert < args.num_experts, "experts: expert id out of range");
-    ++s.starts[expert + 1];
+    if (is_in_group(args, expert)) ++s.starts[expert + 1];
   }
   for (std::int32_t e = 0; e < args.num_experts; ++e) s.starts[e + 1] += s.starts[e];
+  const std::int32_t in_group = s.starts[args.num_experts];
+  check(in_group <= max_pairs(args), "experts: more pairs than max_pairs in the group");
   for (std::int32_t pair = 0; pair < pairs; ++pair) {
-    s.order[s.starts[expert_of(args, pair)]++] = pair;
+    const std::int32_t expert = expert_of(args, pair);
+    if (is_in_group(args, expert)) s.order[s.starts[expert]++] = pair;
   }
+  return in_group;
 }
 
 Exl3Weight weight_of(const ExpertsArgs& args, std::int32_t expert, int projection) {
@@ -178,18 +186,17 @@ void run_batch(const ExpertsArgs& args, Context& context, const Scratch& s,
 }  // namespace
 
 std::size_t workspace_bytes(const ExpertsArgs& args, int) {
-  const std::size_t routed = place(args, args.rows.max, nullptr).bytes;
+  const std::size_t routed = place(args, nullptr).bytes;
   if (args.shared == nullptr) return routed;
-  return std::max(routed, place(shared_alone(args), args.rows.max, nullptr).bytes);
+  return std::max(routed, place(shared_alone(args), nullptr).bytes);
 }
 
 void experts(const ExpertsArgs& args, Context& context) {
   const std::int32_t rows = rows_of(args.rows);
   if (rows <= 0) return;
-  const Scratch s = place(args, args.rows.max, args.workspace.data);
+  const Scratch s = place(args, args.workspace.data);
   check(args.workspace.bytes >= s.bytes, "experts: workspace too small");
-  const std::int32_t pairs = rows * args.slots;
-  sort_pairs(args, pairs, s);
+  const std::int32_t pairs = sort_pairs(args, rows * args.slots, s);
   for (std::int32_t first = 0; first < pairs; first += s.batch) {
     run_batch(args, context, s, s.order + first, std::min(s.batch, pairs - first));
   }

@@ -59,6 +59,16 @@ void run(Op op, const void* args, Context& context) {
       return mtp_join(as<MtpJoinArgs>(args), context);
     case Op::kSample:
       return sample(as<SampleArgs>(args), context);
+    case Op::kResolve:
+      return resolve(as<ResolveArgs>(args), context);
+    case Op::kFetch:
+      return fetch(as<FetchArgs>(args), context);
+    case Op::kCpuPost:
+      return cpu_post(as<CpuPostArgs>(args), context);
+    case Op::kCpuJoin:
+      return cpu_join(as<CpuJoinArgs>(args), context);
+    case Op::kPace:
+      return pace(as<PaceArgs>(args), context);
     case Op::kCount:
       break;
   }

@@ -36,6 +36,11 @@ void ple_conv(const PleConvArgs& args, Context& context);
 void mtp_norm(const MtpNormArgs& args, Context& context);
 void mtp_join(const MtpJoinArgs& args, Context& context);
 void sample(const SampleArgs& args, Context& context);
+void resolve(const ResolveArgs& args, Context& context);
+void fetch(const FetchArgs& args, Context& context);
+void cpu_post(const CpuPostArgs& args, Context& context);
+void cpu_join(const CpuJoinArgs& args, Context& context);
+void pace(const PaceArgs& args, Context& context);
 
 // Scratch of the ops that ask for some; 0 for the others.
 std::size_t workspace_bytes(const MixArgs& args, int threads);

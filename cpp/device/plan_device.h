@@ -44,6 +44,11 @@ class PlanDevice final : public Device {
     blocks_.erase(found);
   }
   void seal() noexcept override {}
+  bool pin(void*, std::size_t bytes, std::string_view what) override {
+    parts_.push_back({Space::kPinned, std::string(what), bytes});
+    return true;
+  }
+  void unpin(void*) noexcept override {}
   // Every part that was asked for, released ones included.
   std::vector<Allocated> allocations() const override { return parts_; }
 
@@ -53,6 +58,7 @@ class PlanDevice final : public Device {
   void destroy_event(EventId) noexcept override {}
   void record(EventId, StreamId) override {}
   void wait(StreamId, EventId) override {}
+  bool reached(EventId) override { return true; }
   void synchronize(StreamId) override {}
   void copy_async(StreamId, void*, const void*, std::size_t) override { refuse(); }
   void zero_async(StreamId, void*, std::size_t) override { refuse(); }

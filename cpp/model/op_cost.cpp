@@ -124,8 +124,11 @@ OpCost Costs::experts() const {
   const U64 n = count(a.rows);
   const U64 one = trellis_bytes(a.dim, a.inner, a.words[0] + a.words[1]) +
                   trellis_bytes(a.inner, a.dim, a.words[2]) + mul(a.dim + a.inner, 3, 2);
-  const U64 read = a.ids == nullptr ? mul(a.slots) : mul(s_.experts);
-  OpCost cost{read * one, n * mul(a.dim, 1 + a.slots) * kF, n * mul(a.slots, 3, a.dim, a.inner), 0};
+  // Of a group, its bound: who belongs to it is known on the device.
+  U64 pairs = n * mul(a.slots);
+  if (a.max_pairs > 0) pairs = std::min(pairs, mul(a.max_pairs));
+  const U64 read = std::min(pairs, a.ids == nullptr ? mul(a.slots) : mul(s_.experts));
+  OpCost cost{read * one, (n + pairs) * mul(a.dim) * kF, pairs * mul(3, a.dim, a.inner), 0};
   if (a.shared != nullptr) {
     const ExpertsArgs alone = shared_alone(a);
     cost += Costs(&alone, s_).experts();
@@ -177,7 +180,8 @@ OpCost Costs::of(Op op) const {
       return attention();
     case Op::kRoute: {
       const auto& a = as<RouteArgs>(args_);
-      return moved(count(a.rows) * mul(a.experts) * kF);
+      const U64 n = count(a.rows), weights = mul(a.router.out + a.shared_gate.out, a.router.in);
+      return {weights * 2, n * mul(a.router.in + 2 * a.top_k + 1) * kF, 0, n * weights};
     }
     case Op::kExperts:
       return experts();
@@ -218,6 +222,13 @@ OpCost Costs::of(Op op) const {
       const auto& a = as<SampleArgs>(args_);
       return moved(mul(s_.outputs, a.vocab) * kF);
     }
+    // What they move depends on the cache: its counters tell.
+    case Op::kResolve:
+    case Op::kFetch:
+    case Op::kCpuPost:
+    case Op::kCpuJoin:
+    case Op::kPace:
+      return moved(0);
     case Op::kCount:
       break;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpp/bank/weights.h"
+#include "cpp/cache/policy.h"
 #include "cpp/checkpoint/checkpoint.h"
 #include "cpp/device/device.h"
 #include "cpp/model/engine.h"
@@ -32,6 +33,17 @@ struct SessionOptions {
   std::int32_t token_limit = 0;    // ids from here on are never sampled; 0: the whole vocabulary
   std::uint64_t memory_limit = 0;  // bytes; 0: none
   bool taps = false;               // keep the streams after every layer
+  // Where the routed experts live (design.md 4): "resident" on the device, "offload" in host memory
+  // with `cache_lines` of them a layer on the device, "auto": resident when that fits memory_limit
+  // and the card.
+  std::string experts = "auto";
+  std::int32_t cache_lines = 0;     // a layer; 0: as many as fit
+  std::uint64_t host_limit = 0;     // bytes of RAM for experts; 0: what the machine has free
+  std::string cpu_misses = "auto";  // of a layer's misses: "off", "auto" (measured), or at most N
+  std::int32_t cpu_threads = 0;     // that compute misses; 0: one a core but one
+  std::shared_ptr<cache::Policy> policy;  // null: recency
+  std::string profile;    // file of expert uses: read at open, written at close; empty: none
+  double link_limit = 0;  // bytes a second of a slower link that is played (benches); 0: off
   // CUDA capabilities that a gate receipt vouches for on this build, e.g. "sm_90"; others are
   // refused (design.md 8).
   std::vector<std::string> capabilities;
