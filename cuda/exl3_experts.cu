@@ -23,13 +23,14 @@ struct Parts {
   float* inner;             // (gate and up, inner_rows, inner)
   // GEMM
   std::int32_t tiles_per_chunk;
-  std::int8_t* x_planes;    // (gate and up, digits, capacity, dim)
-  RowScale* x_scales;       // (2, capacity)
-  std::int8_t* h_planes;    // (digits, capacity, inner)
-  RowScale* h_scales;       // (capacity)
-  std::int32_t* order;      // (pairs)
-  ExpertTile* tiles;        // (chunks, tiles_per_chunk)
-  std::int32_t* num_tiles;  // (chunks)
+  std::int8_t* x_planes;     // (gate and up, digits, capacity, dim)
+  RowScale* x_scales;        // (2, capacity)
+  std::int8_t* h_planes;     // (digits, capacity, inner)
+  RowScale* h_scales;        // (capacity)
+  std::int32_t* order;       // (pairs of the group)
+  ExpertTile* tiles;         // (chunks, tiles_per_chunk)
+  std::int32_t* num_tiles;   // (chunks)
+  std::int32_t* num_sorted;  // (1)
 };
 
 int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
@@ -42,7 +43,8 @@ bool is_joint(const ExpertsArgs& args) {
 }
 
 Parts place(const ExpertsArgs& args, Scratch& scratch) {
-  const std::int32_t pairs = args.rows.max * args.slots;
+  // Few rows keep pairs in their places, in the group or not.
+  const std::int32_t pairs = is_gemv(args.rows) ? args.rows.max * args.slots : max_pairs(args);
   const std::int32_t digits = digits_of(args.levels);
   Parts p{};
   p.capacity = is_gemv(args.rows) ? pairs : std::min(pairs, kChunkPairs);
@@ -62,6 +64,7 @@ Parts place(const ExpertsArgs& args, Scratch& scratch) {
   p.tiles = scratch.take<ExpertTile>(static_cast<std::size_t>(p.chunks) *
                                      static_cast<std::size_t>(p.tiles_per_chunk));
   p.num_tiles = scratch.take<std::int32_t>(static_cast<std::size_t>(p.chunks));
+  p.num_sorted = scratch.take<std::int32_t>(1);
   return p;
 }
 
@@ -84,6 +87,8 @@ Jobs jobs_of(const ExpertsArgs& args, const Parts& parts, int first, bool is_dow
   if (is_down) jobs.up = parts.inner + static_cast<std::int64_t>(parts.inner_rows) * args.inner;
   jobs.ids = args.ids;
   jobs.num_experts = args.num_experts;
+  jobs.group = args.group;
+  jobs.only = args.only;
   if (is_gemv(args.rows)) return jobs;
   const int chunk = first / parts.capacity;
   jobs.scatter = is_down ? 1 : 0;
@@ -179,9 +184,13 @@ void experts(cudaStream_t stream, const ExpertsArgs& args) {
   plan.tiles_per_chunk = parts.tiles_per_chunk;
   plan.chunks = parts.chunks;
   plan.ids = args.ids;
+  plan.group = args.group;
+  plan.only = args.only;
+  plan.max_pairs = max_pairs(args);
   plan.order = parts.order;
   plan.tiles = parts.tiles;
   plan.num_tiles = parts.num_tiles;
+  plan.num_sorted = parts.num_sorted;
   exl3_plan(stream, plan);
 
   TransformJobs base{};
@@ -192,7 +201,8 @@ void experts(cudaStream_t stream, const ExpertsArgs& args) {
   base.experts = args.experts;
   base.ids = args.ids;
   base.order = parts.order;
-  for (int first = 0; first < args.rows.max * args.slots; first += parts.capacity) {
+  base.num_sorted = parts.num_sorted;
+  for (int first = 0; first < plan.max_pairs; first += parts.capacity) {
     TransformJobs in = base;
     in.first = first;
     in.in = args.dim;

@@ -305,6 +305,11 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     }
   }
   const Strip strip = locate(jobs, strip_index, ref);
+  if (is_routed && jobs.group != nullptr && __ldcg(jobs.group + expert) != jobs.only) {
+    if (is_known) pdl_wait();
+    if (splits > 1) await_cluster();
+    return;
+  }
   prefetch_scales(strip, 128 * first, blocks);
   const int stages = stages_of(strip.words);
   Stream<kWarps> stream(strip, smem, stages, 4 * first, 4 * blocks, warp, lane);
@@ -331,7 +336,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   }
   RawInput input{};
   const int at = 128 * (first + warp) + 4 * lane;
-  if (warp < blocks) input.suh = *reinterpret_cast<const uint2*>(strip.suh + at);
+  if (warp < blocks) input.suh = __ldcg(reinterpret_cast<const uint2*>(strip.suh + at));
   if (is_known) pdl_wait();
   pdl_trigger();
 

@@ -61,6 +61,8 @@ struct Jobs {
   const float* up;          // not null: inputs are silu(x) * up, by position
   const std::int32_t* ids;  // (rows, slots) or null: the slot's number
   std::int32_t num_experts;
+  const std::int32_t* group;  // (num_experts) or null; pairs whose expert's is not `only` are left
+  std::int32_t only;
   std::int32_t ring_parts;  // set by the launcher
   std::int32_t keep;        // set by the launcher
   // GEMV: the shared expert of every row, in blocks of its own before all others. Its projections
@@ -91,14 +93,16 @@ struct TransformJobs {
   const float* up;  // not null: the row is silu(x) * up by position
   const __half* suh[kMaxLinears];
   std::int32_t member[kMaxLinears];
-  const ExpertRef* experts;   // not null: suh is that of the pair's expert
-  const std::int32_t* ids;    // (rows, slots) or null: the slot's number
-  const std::int32_t* order;  // pair of a sorted position, or null: itself
+  const ExpertRef* experts;        // not null: suh is that of the pair's expert
+  const std::int32_t* ids;         // (rows, slots) or null: the slot's number
+  const std::int32_t* order;       // pair of a sorted position, or null: itself
+  const std::int32_t* num_sorted;  // (1) sorted positions, or null: all
   std::int8_t* planes;
   RowScale* scales;
 };
 
-// (row, slot) pairs sorted by expert, and the tiles of each chunk of `chunk` sorted positions.
+// (row, slot) pairs of the group sorted by expert, and the tiles of each chunk of `chunk` sorted
+// positions.
 struct PlanJobs {
   RowCount rows;
   std::int32_t slots;
@@ -106,10 +110,14 @@ struct PlanJobs {
   std::int32_t chunk;
   std::int32_t tiles_per_chunk;  // room
   std::int32_t chunks;
-  const std::int32_t* ids;  // (rows, slots) or null
-  std::int32_t* order;      // out (rows * slots)
-  ExpertTile* tiles;        // out (chunks, tiles_per_chunk)
-  std::int32_t* num_tiles;  // out (chunks)
+  const std::int32_t* ids;    // (rows, slots) or null
+  const std::int32_t* group;  // (num_experts) or null: every pair
+  std::int32_t only;
+  std::int32_t max_pairs;    // of the group; more are an error of the caller
+  std::int32_t* order;       // out (max_pairs)
+  ExpertTile* tiles;         // out (chunks, tiles_per_chunk)
+  std::int32_t* num_tiles;   // out (chunks)
+  std::int32_t* num_sorted;  // out (1)
 };
 
 void exl3_transform(cudaStream_t stream, const TransformJobs& jobs);

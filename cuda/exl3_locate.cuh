@@ -27,6 +27,13 @@ __device__ __forceinline__ int words_of(const Jobs& jobs, int strip) {
   return jobs.projection[projection_of(jobs, strip)].words;
 }
 
+// Other kernels may rewrite the table between launches, so it is read past L1.
+template <class T>
+__device__ __forceinline__ const T* read_table(const std::byte* const* entry) {
+  static_assert(sizeof(unsigned long long) == sizeof entry);
+  return reinterpret_cast<const T*>(__ldcg(reinterpret_cast<const unsigned long long*>(entry)));
+}
+
 // `ref`: the expert, unless the launch is of linears.
 __device__ __forceinline__ Strip locate(const Jobs& jobs, int strip, const ExpertRef* ref) {
   const Projection& projection = jobs.projection[projection_of(jobs, strip)];
@@ -35,9 +42,9 @@ __device__ __forceinline__ Strip locate(const Jobs& jobs, int strip, const Exper
   const __half* suh = projection.suh;
   const __half* svh = projection.svh;
   if (jobs.experts != nullptr) {
-    trellis = ref->trellis[projection.member];
-    suh = reinterpret_cast<const __half*>(ref->suh[projection.member]);
-    svh = reinterpret_cast<const __half*>(ref->svh[projection.member]);
+    trellis = read_table<std::byte>(ref->trellis + projection.member);
+    suh = read_table<__half>(ref->suh + projection.member);
+    svh = read_table<__half>(ref->svh + projection.member);
   }
   Strip s;
   s.trellis = trellis + column / 16 * projection.words * 2;

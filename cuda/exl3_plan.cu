@@ -1,6 +1,6 @@
-// Sorts (row, slot) pairs by expert and cuts every chunk of sorted positions into tiles of one
-// expert, balanced and at most kTileRows long. One block; the order of pairs within an expert is
-// free, since no result depends on it.
+// Sorts (row, slot) pairs of a group of experts by expert and cuts every chunk of sorted positions
+// into tiles of one expert, balanced and at most kTileRows long. One block; the order of pairs
+// within an expert is free, since no result depends on it.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/launch.h"
@@ -36,8 +36,13 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   for (int e = thread; e < jobs.num_experts; e += kThreads) cursor[e] = 0;
   for (int c = thread; c < jobs.chunks; c += kThreads) tiles[c] = 0;
   __syncthreads();
+  const auto expert_of = [&](int p) { return jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots; };
+  const auto is_in_group = [&](int expert) {
+    return jobs.group == nullptr || jobs.group[expert] == jobs.only;
+  };
   for (int p = thread; p < pairs; p += kThreads) {
-    take_place(cursor, jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots);
+    const int expert = expert_of(p);
+    if (is_in_group(expert)) take_place(cursor, expert);
   }
   __syncthreads();
   if (thread < 32) {
@@ -53,7 +58,11 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
       if (e < jobs.num_experts) start[e] = total + sum - count;
       total += __shfl_sync(0xFFFFFFFFu, sum, 31);
     }
-    if (thread == 0) start[jobs.num_experts] = total;
+    if (thread == 0) {
+      start[jobs.num_experts] = total;
+      *jobs.num_sorted = total;
+      if (total > jobs.max_pairs) __trap();  // before anything is written past its end
+    }
   }
   __syncthreads();
   for (int e = thread; e < jobs.num_experts; e += kThreads) {
@@ -73,7 +82,8 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   }
   __syncthreads();
   for (int p = thread; p < pairs; p += kThreads) {
-    jobs.order[take_place(cursor, jobs.ids != nullptr ? jobs.ids[p] : p % jobs.slots)] = p;
+    const int expert = expert_of(p);
+    if (is_in_group(expert)) jobs.order[take_place(cursor, expert)] = p;
   }
   for (int c = thread; c < jobs.chunks; c += kThreads) jobs.num_tiles[c] = tiles[c];
 }

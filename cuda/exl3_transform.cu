@@ -23,7 +23,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int warps = static_cast<int>(blockDim.x) >> 5;
   const int position = static_cast<int>(blockIdx.x);
-  if (jobs.first + position >= jobs.rows.scale * *jobs.rows.count * jobs.slots) return;
+  const int positions = jobs.num_sorted != nullptr
+                            ? *jobs.num_sorted
+                            : jobs.rows.scale * *jobs.rows.count * jobs.slots;
+  if (jobs.first + position >= positions) return;
   const int plane = static_cast<int>(blockIdx.y);
   const int pair =
       jobs.order != nullptr ? jobs.order[jobs.first + position] : jobs.first + position;

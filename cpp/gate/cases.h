@@ -59,11 +59,13 @@ inline constexpr std::int32_t kAllWords[] = {16, 24, 32, 40, 48, 56, 64, 80, 96,
 Case exl3_case(std::int32_t in, const std::vector<std::pair<std::int32_t, std::int32_t>>& out_words,
                std::int32_t rows, std::int32_t levels);
 // `distinct` sets of weights under `experts` ids; ids = null when !picked (every slot its own).
-// With a shared expert unless shared_inner is 0.
+// With a shared expert unless shared_inner is 0; of one of `groups` groups of experts unless that
+// is 0, with exactly its pairs as max_pairs.
 struct ExpertsShape {
   std::int32_t experts, distinct, dim, inner, words[3], slots;
   std::int32_t shared_inner = 0;
   std::int32_t shared_words[3] = {};
+  std::int32_t groups = 0;
 };
 Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels, bool picked);
 

@@ -2,6 +2,8 @@
 #include "cpp/base/half.h"
 #include "cpp/gate/cases.h"
 
+#include <algorithm>
+
 namespace flashnext::gate {
 
 namespace {
@@ -85,10 +87,19 @@ Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels,
            std::to_string(s.dim) + " by " + std::to_string(s.inner) + ", " +
            std::to_string(levels) + " levels";
   if (s.shared_inner > 0) c.name += ", shared by " + std::to_string(s.shared_inner);
+  if (s.groups > 0) c.name += ", one of " + std::to_string(s.groups) + " groups";
   const auto x = c.add("x", random.floats(z(rows) * z(s.dim)), z(s.dim));
   std::vector<std::int32_t> ids(z(rows) * z(s.slots));
   for (std::int32_t& id : ids) id = random.below(s.experts);
   const auto ids_at = c.add("ids", ids, z(s.slots));
+  constexpr std::int32_t kOnly = 7;  // the group's name; others are next to it
+  std::vector<std::int32_t> group(z(s.experts), kOnly);
+  std::int32_t max_pairs = 0;
+  if (s.groups > 0) {
+    for (std::int32_t& g : group) g = kOnly + random.below(s.groups);
+    for (std::int32_t id : ids) max_pairs += group[z(id)] == kOnly ? 1 : 0;
+  }
+  const auto group_at = c.add("group", group);
   // Member m of the distinct expert d: trellis, suh, svh at first + 3 (3 d + m).
   const std::size_t first = c.buffers.size();
   for (std::int32_t d = 0; d < s.distinct; ++d) {
@@ -160,6 +171,11 @@ Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels,
       a.shared_y = p.at<float>(shared_y);
       a.shared_inner = s.shared_inner;
       for (int m = 0; m < 3; ++m) a.shared_words[m] = s.shared_words[m];
+    }
+    if (s.groups > 0) {
+      a.group = p.at<std::int32_t>(group_at);
+      a.only = kOnly;
+      a.max_pairs = std::max(max_pairs, 1);  // 0 would mean all
     }
     enqueue(p, a);
   };

@@ -68,6 +68,14 @@ void integer_path(Plan& plan) {
     plan.add("integer", experts_case, joint, rows, exl3::kLevelsOneDigit, true);
     plan.add("integer", experts_case, apart, rows, exl3::kLevels, true);
   }
+  // Only the pairs of a group of experts, which may be a few or none; the shared expert always.
+  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200, 1000}) {
+    for (const std::int32_t groups : {1, 2, 20}) {
+      ExpertsShape part{16, 5, 384, 256, {48, 48, 48}, 4, 256, {80, 64, 40}};
+      part.groups = groups;
+      plan.add("integer", experts_case, part, rows, exl3::kLevels, true);
+    }
+  }
 }
 
 void choices(Plan& plan) {

@@ -1,5 +1,5 @@
 // The expert op on the GPU against the host, bit for bit: decode and prefill, repeated and single
-// experts, the shared expert, real dimensions with ten of 512.
+// experts, the shared expert, groups of experts, real dimensions with ten of 512.
 #include "exl3_gpu_case.h"
 
 #include <algorithm>
@@ -55,11 +55,13 @@ class ExpertsGpu : public ::testing::Test {
       GTEST_SKIP() << "no CUDA device";
   }
 
-  // ids empty: null. shared: a bank of one, or null.
+  // ids empty: null. shared: a bank of one, or null. groups: experts fall into so many groups, and
+  // only the pairs of one are computed; 0: all pairs.
   std::vector<float> check_experts(const Bank& bank, const std::vector<std::int32_t>& ids,
                                    std::int32_t rows, std::int32_t max, std::int32_t slots,
                                    std::int32_t levels, const std::string& what,
-                                   const Bank* shared = nullptr, std::uint32_t seed = 5) {
+                                   const Bank* shared = nullptr, std::int32_t groups = 0,
+                                   std::uint32_t seed = 5) {
     std::mt19937 numbers(seed);
     const std::size_t dim = static_cast<std::size_t>(bank.dim);
     const std::size_t pairs = static_cast<std::size_t>(max * slots);
@@ -96,7 +98,24 @@ class ExpertsGpu : public ::testing::Test {
       on_host.shared_inner = shared->inner;
       std::copy_n(shared->words, 3, on_host.shared_words);
     }
+    Twin<std::int32_t> group(bank.host_refs.size());
+    if (groups > 0) {
+      const std::int32_t only = 3;
+      std::int32_t in_group = 0;
+      for (std::int32_t& g : group.host)
+        g = only + static_cast<std::int32_t>(numbers() % static_cast<unsigned>(groups));
+      for (std::int32_t p = 0; p < rows * slots; ++p) {
+        const std::size_t at = static_cast<std::size_t>(p);
+        const std::int32_t expert = ids.empty() ? p % slots : ids[at];
+        if (group.host[static_cast<std::size_t>(expert)] == only) ++in_group;
+      }
+      group.upload();
+      on_host.group = group.host.data();
+      on_host.only = only;
+      on_host.max_pairs = std::max(in_group, 1);
+    }
     ExpertsArgs on_device = on_host;
+    if (groups > 0) on_device.group = group.device();
     on_device.rows.count = count.device();
     on_device.x = x.device();
     if (!ids.empty()) on_device.ids = id.device();
@@ -200,6 +219,88 @@ TEST_F(ExpertsGpu, SharedExpertBesideRoutedOnes) {
   }
   for (std::int32_t rows : {0, 1, 5}) {
     check_experts(bank, pick(8, 4, 16), rows, 8, 4, exl3::kLevels, "bucket of 8", &same_width);
+  }
+}
+
+TEST_F(ExpertsGpu, PairsOfAGroup) {
+  const Bank bank(16, 5, 384, 256, 48, 64, 48, random);
+  const Bank same_width(1, 1, 384, 256, 80, 64, 40, random);
+  const Bank other_width(1, 1, 384, 128, 80, 80, 80, random);
+  for (std::int32_t groups : {1, 2, 20}) {
+    for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200, 1000}) {
+      const std::vector<std::int32_t> ids = pick(rows, 4, 16);
+      const std::string what =
+          std::to_string(rows) + " rows, one of " + std::to_string(groups) + " groups";
+      check_experts(bank, ids, rows, rows, 4, exl3::kLevels, what, nullptr, groups);
+      check_experts(bank, ids, rows, rows, 4, exl3::kLevels, what, &same_width, groups);
+      check_experts(bank, ids, rows, rows, 4, exl3::kLevels, what, &other_width, groups);
+      check_experts(bank, {}, rows, rows, 4, exl3::kLevels, what + ", no ids", nullptr, groups);
+    }
+  }
+  for (std::int32_t rows : {0, 1, 5}) {
+    check_experts(bank, pick(8, 4, 16), rows, 8, 4, exl3::kLevels, "bucket of 8", nullptr, 2);
+    check_experts(bank, pick(90, 4, 16), rows, 90, 4, exl3::kLevels, "bucket of 90", nullptr, 2);
+  }
+}
+
+TEST_F(ExpertsGpu, PairsOfAGroupInSeveralChunks) {
+  const Bank bank(64, 8, 128, 128, 48, 48, 48, random);
+  check_experts(bank, pick(3000, 10, 64), 3000, 3000, 10, exl3::kLevels, "about 15,000 pairs",
+                nullptr, 2);
+}
+
+// Neither lines nor scales of an expert outside the group are touched: they may not even exist.
+TEST_F(ExpertsGpu, ExpertsOutsideTheGroupMayBeAbsent) {
+  Bank bank(16, 5, 384, 256, 48, 48, 48, random);
+  std::vector<std::int32_t> group(16);
+  for (std::size_t e = 0; e < 16; ++e) {
+    group[e] = static_cast<std::int32_t>(e % 2);
+    if (group[e] == 0) bank.refs.host[e] = bank.host_refs[e] = ExpertRef{};
+  }
+  bank.refs.upload();
+  Twin<std::int32_t> on_card(16);
+  on_card.host = group;
+  on_card.upload();
+  for (std::int32_t rows : {1, 8, 64}) {
+    const std::size_t n = static_cast<std::size_t>(rows);
+    Twin<std::int32_t> count(1), ids(n * 4);
+    count.host[0] = rows;
+    ids.host = pick(rows, 4, 16);
+    Twin<float> x(n * 384), y(n * 4 * 384);
+    fill_normal(x.host, random);
+    poison(y.host);
+    count.upload();
+    ids.upload();
+    x.upload();
+    y.upload();
+    ExpertsArgs args{};
+    args.rows = {count.host.data(), 1, rows};
+    args.x = x.host.data();
+    args.ids = ids.host.data();
+    args.experts = bank.host_refs.data();
+    args.y = y.host.data();
+    args.num_experts = 16;
+    args.slots = 4;
+    args.dim = 384;
+    args.inner = 256;
+    std::copy_n(bank.words, 3, args.words);
+    args.levels = exl3::kLevels;
+    args.group = group.data();
+    args.only = 1;
+    HostSide& side = host_side();
+    std::vector<std::byte> scratch(host::workspace_bytes(args, side.pool.threads()) + 64);
+    args.workspace = {scratch.data(), scratch.size()};
+    host::experts(args, side.context);
+    const DeviceScratch device_scratch(cuda::workspace_bytes(args));
+    args.rows.count = count.device();
+    args.x = x.device();
+    args.ids = ids.device();
+    args.experts = bank.refs.device();
+    args.group = on_card.device();
+    args.y = y.device();
+    args.workspace = device_scratch.workspace();
+    run_on_device(cuda::experts, args);
+    expect_same_bits(y.download(), y.host, 384, std::to_string(rows).c_str());
   }
 }
 

@@ -171,6 +171,67 @@ TEST(Exl3Ops, Experts) {
   }
 }
 
+// Complementary groups, each with a table that has only its own experts.
+TEST(Exl3Ops, ExpertsOfAGroup) {
+  const int experts = 9;
+  const Bank bank(experts);
+  const std::int32_t slots = 4;
+  const std::int32_t max_rows = 140;
+  const std::vector<float> x = random_rows(max_rows, Bank::kDim, 5);
+  const std::int32_t group[experts] = {0, 1, 0, 2, 1, 0, 1, 1, 0};  // nobody is in 3
+  std::mt19937 random(6);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(max_rows * slots));
+  for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % experts);
+  std::vector<std::vector<float>> expected;
+  for (std::size_t p = 0; p < ids.size(); ++p) {
+    const std::size_t row = p / static_cast<std::size_t>(slots);
+    expected.push_back(bank.row(ids[p], x.data() + row * Bank::kDim, exl3::kLevels));
+  }
+  for (const std::int32_t rows : {1, 3, 140}) {
+    for (const std::int32_t only : {0, 1, 2, 3}) {
+      std::vector<ExpertRef> refs = bank.refs;
+      for (std::size_t e = 0; e < refs.size(); ++e) {
+        if (group[e] != only) refs[e] = {};
+      }
+      const std::size_t pairs = static_cast<std::size_t>(rows * slots);
+      std::int32_t in_group = 0;
+      for (std::size_t p = 0; p < pairs; ++p) in_group += group[ids[p]] == only ? 1 : 0;
+      ExpertsArgs args{};
+      args.rows = {&rows, 1, max_rows};
+      args.x = x.data();
+      args.ids = ids.data();
+      args.experts = refs.data();
+      args.num_experts = experts;
+      args.slots = slots;
+      args.dim = Bank::kDim;
+      args.inner = Bank::kInner;
+      args.words[0] = args.words[1] = 48;
+      args.words[2] = 40;
+      args.levels = exl3::kLevels;
+      args.group = group;
+      args.only = only;
+      args.max_pairs = std::max(in_group, 1);
+      const std::size_t dim = Bank::kDim;
+      std::vector<float> y(ids.size() * dim, -7.0f);
+      const std::vector<float> untouched(dim, -7.0f);
+      args.y = y.data();
+      run_op(args, 2, exl3::best_isa(),
+             [](const ExpertsArgs& a, host::Context& c) { host::experts(a, c); });
+      for (std::size_t p = 0; p < ids.size(); ++p) {
+        const bool is_in = p < pairs && group[ids[p]] == only;
+        const std::vector<float>& want = is_in ? expected[p] : untouched;
+        ASSERT_TRUE(same_bits(want.data(), y.data() + p * dim, dim))
+            << rows << " rows, group " << only << ", pair " << p;
+      }
+      if (in_group < 2) continue;
+      args.max_pairs = in_group - 1;
+      run_op(args, 2, exl3::best_isa(), [](const ExpertsArgs& a, host::Context& c) {
+        EXPECT_THROW(host::experts(a, c), LogicError);
+      });
+    }
+  }
+}
+
 TEST(Exl3Ops, WrongCallsAreLogicErrors) {
   const Bank bank(2);
   const std::int32_t rows = 1;
