@@ -10,6 +10,7 @@
 // This file is long because it is the whole table: one struct an op.
 #pragma once
 
+#include "cpp/device/mailbox.h"
 #include "cpp/exl3/weight.h"
 
 #include <cstddef>
@@ -41,6 +42,11 @@ enum class Op : std::uint8_t {
   kMtpNorm,
   kMtpJoin,
   kSample,
+  kResolve,
+  kFetch,
+  kCpuPost,
+  kCpuJoin,
+  kPace,
   kCount
 };
 inline constexpr int kNumOps = static_cast<int>(Op::kCount);
@@ -77,8 +83,8 @@ struct Segment {
 struct StepHead {
   std::int32_t rows;
   std::int32_t segments;
-  std::int32_t outputs;  // rows whose logits are wanted
-  std::int32_t reserved;
+  std::int32_t outputs;   // rows whose logits are wanted
+  std::int32_t sequence;  // of steps whose experts may miss: 1, 2, ..; the clock of recency
 };
 
 struct SampleParams {
@@ -355,15 +361,24 @@ struct AttentionArgs {
 // ---- mixture of experts (spec/model.md 5)
 // -----------------------------------------------------------------------
 
+// Per row: softmax of router x, and its top_k best. The products add up along k as those of `dense`
+// do.
 struct RouteArgs {
   static constexpr Op kOp = Op::kRoute;
   RowCount rows;
-  const float* logits;  // (rows, experts)
-  std::int32_t* ids;    // out (rows, top_k), descending probability, lower id first on ties
-  float* weights;       // out (rows, top_k)
-  std::int32_t experts;
+  const float* x;           // (rows, dim)
+  DenseWeight router;       // (experts, dim)
+  DenseWeight shared_gate;  // (1, dim)
+  // (rows, top_k) expert ids that replace the choice (replayed routing traces), or null. A row
+  // whose first id is negative chooses for itself; the others' ids are all those of experts.
+  const std::int32_t* forced;
+  std::int32_t* ids;  // out (rows, top_k), descending probability, lower id first on ties; or forced
+  float* weights;     // out (rows, top_k)
+  float* gate;        // out (rows): shared_gate x
   std::int32_t top_k;
   std::int32_t normalise;  // 1: weights of a row sum to one; 0: plain softmax probabilities
+  std::int32_t* ticket;    // (1) zero before the first launch; the op leaves it zero
+  Workspace workspace;
 };
 
 // y[r, s] = expert ids[r, s] of x[r] (spec/numerics.md 2). ids = null: every slot is its own expert
@@ -546,6 +561,136 @@ struct SampleArgs {
   std::int32_t vocab;    // row length of logits
   std::int32_t limit;    // ids >= limit are padding and never drawn
   Workspace workspace;
+};
+
+// ---- experts in host memory (design.md 4)
+// ------------------------------------------------------------------------------
+//
+// A layer keeps `lines` of its experts on the device; the others lie in the bank. In a step of few
+// rows kResolve decides for every distinct expert of the step, in the order of first appearance
+// (row by row, slot by slot), where it is computed, and kFetch, kCpuPost and kCpuJoin follow:
+//   group 0 (kGroupHit)     it has a line;
+//   group 1 (kGroupFetched) it is copied from the bank into a line (installed) or into staging;
+//   group 2 (kGroupCpu)     the processor computes it (mailbox.h).
+// cpp/device/resolve.h is the rule itself, shared by the host op, the mirror of the cache and the
+// replay of traces.
+
+inline constexpr std::int32_t kGroupHit = 0;
+inline constexpr std::int32_t kGroupFetched = 1;
+inline constexpr std::int32_t kGroupCpu = 2;
+inline constexpr std::int32_t kFreeLine = -1;     // expert_of: holds nothing
+inline constexpr std::int32_t kFillingLine = -2;  // expert_of: a copy is under way; not to be used
+inline constexpr std::int32_t kUnordered = 0x7fffffff;  // CacheTables::order: after all others
+
+// How an expert lies in a line of the bank or of the device: byte offsets of its members, each a
+// multiple of 256.
+struct LineLayout {
+  std::int64_t trellis[3];  // gate, up, down
+  std::int64_t suh[3];
+  std::int64_t svh[3];
+  std::int64_t bytes;  // of a line, a multiple of 256: also the distance of two lines
+};
+
+// What is known about the lines of one layer, in memory of the device that resolves.
+struct CacheTables {
+  std::int32_t* line_of;       // (experts) line that holds it, or -1
+  std::int32_t* expert_of;     // (lines) expert, kFreeLine or kFillingLine
+  std::int32_t* stamp;         // (lines) sequence of the step that used the line last; 0: none yet
+  const std::int32_t* order;   // (experts) place in the policy's order of eviction, lower goes
+                               // first; kUnordered: after those, the longest unused first
+  const std::int32_t* rule;    // (1) 1: a miss is installed in a line; 0: it passes through staging
+  const std::int32_t* cpu_of;  // (max misses + 1) of so many misses the processor takes this many;
+                               // null: none
+  const std::int32_t* reachable;  // (experts) 0: not in pinned memory, the processor must take it;
+                                  // null: all are
+  std::int32_t experts;
+  std::int32_t lines;
+};
+
+// One line to copy.
+struct Fetch {
+  std::byte* to;
+  std::int32_t expert;
+  std::int32_t reserved;
+};
+
+// Of one layer and one step.
+struct CacheCounters {
+  std::int32_t hits, fetched, installed, on_cpu;  // distinct experts; fetched counts installed ones
+  std::int64_t fetch_ns;     // from the end of the resolution to the last byte fetched
+  std::int64_t wait_ns;      // that the join waited for the processor
+  std::int64_t resolved_at;  // the device's clock in ns
+};
+
+struct ResolveArgs {
+  static constexpr Op kOp = Op::kResolve;
+  RowCount rows;            // at most 8
+  const StepHead* head;     // for the sequence
+  const std::int32_t* ids;  // (rows, slots)
+  CacheTables tables;       // in/out
+  LineLayout layout;
+  std::byte* pool;            // (lines) lines
+  std::byte* staging;         // (rows.max * slots) lines, those that are not installed
+  ExpertRef* experts;         // out (num_experts): of this step's groups 0 and 1, nothing else
+  std::int32_t* group;        // out (num_experts): of this step's experts, nothing else
+  Fetch* fetches;             // out (rows.max * slots), in order of appearance
+  std::int32_t* num_fetches;  // out (1)
+  std::int32_t* cpu;          // out (rows.max * slots) experts of group 2 in order of appearance
+  std::int32_t* num_cpu;      // out (1)
+  CacheCounters* counters;    // out (1), all of it
+  std::int32_t slots;
+};
+
+// Copies the lines of `fetches` from the bank. Each is read once.
+struct FetchArgs {
+  static constexpr Op kOp = Op::kFetch;
+  const Fetch* fetches;       // (max_fetches)
+  const std::int32_t* count;  // (1)
+  const std::byte* bank;      // pinned: line of expert e at bank + e * line_bytes
+  CacheCounters* counters;    // in/out (1): fetch_ns
+  std::int64_t line_bytes;
+  std::int64_t ns_per_line;  // 0, or a slower link is played: line i is not there before
+                             // resolved_at + (i + 1) * ns_per_line
+  std::int32_t max_fetches;
+};
+
+// Hands the pairs of the experts in `cpu` to the processor: fills and posts the mailbox. Does
+// nothing when there are none.
+struct CpuPostArgs {
+  static constexpr Op kOp = Op::kCpuPost;
+  RowCount rows;
+  const float* x;               // (rows, dim)
+  const std::int32_t* ids;      // (rows, slots)
+  const std::int32_t* cpu;      // (max pairs)
+  const std::int32_t* num_cpu;  // (1)
+  std::uint32_t* sequence;      // in/out (1): of the last post, counted up by each
+  MailView mail;
+  std::int32_t layer;  // for the workers, and for whoever reads a diagnosis
+  std::int32_t slots;
+  std::int32_t dim;
+};
+
+// Waits until the mailbox's posting is done, then y[pair] = its slot row for every pair that was
+// posted. After the deadline it marks the mailbox as stalled and gives up: y is then undefined. It
+// waits for nothing once the mailbox is stalled.
+struct CpuJoinArgs {
+  static constexpr Op kOp = Op::kCpuJoin;
+  const std::int32_t* num_cpu;    // (1): 0 means that nothing was posted
+  const std::uint32_t* sequence;  // (1)
+  MailView mail;
+  float* y;                 // in/out (rows, slots, dim)
+  CacheCounters* counters;  // in/out (1): wait_ns
+  std::int64_t deadline_ns;
+  std::int32_t layer;
+  std::int32_t dim;
+};
+
+// Plays a slower link for copies of a stream (benches): with ns = 0 notes the time in *start, else
+// returns not before *start + ns.
+struct PaceArgs {
+  static constexpr Op kOp = Op::kPace;
+  std::int64_t* start;  // (1)
+  std::int64_t ns;
 };
 
 }  // namespace flashnext
