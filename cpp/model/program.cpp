@@ -1,5 +1,7 @@
 #include "cpp/model/program.h"
 
+#include <span>
+
 namespace flashnext {
 
 void Program::copy(Lane lane, void* to, const void* from, std::size_t bytes) {
@@ -13,6 +15,7 @@ void Program::copy(Lane lane, void* to, const void* from, std::size_t bytes) {
 }
 
 void Program::fork(Lane lane) {
+  open_[static_cast<std::size_t>(lane)] = true;
   Instruction i{};
   i.kind = Kind::kFork;
   i.lane = lane;
@@ -20,14 +23,24 @@ void Program::fork(Lane lane) {
 }
 
 void Program::join(Lane lane) {
+  bool& open = open_[static_cast<std::size_t>(lane)];
+  if (!open) return;
+  open = false;
   Instruction i{};
   i.kind = Kind::kJoin;
   i.lane = lane;
   instructions_.push_back(i);
 }
 
-void Program::enqueue(Device& device, const ProgramStreams& streams) const {
-  for (const Instruction& i : instructions_) {
+void Program::cut(const cache::StreamedExperts& experts) {
+  for (std::size_t lane = 0; lane < kNumLanes; ++lane) join(static_cast<Lane>(lane));
+  cuts_.push_back({instructions_.size(), experts});
+}
+
+void Program::enqueue(Device& device, const ProgramStreams& streams, std::size_t part) const {
+  const std::size_t begin = part == 0 ? 0 : cuts_.at(part - 1).at;
+  const std::size_t end = part < cuts_.size() ? cuts_[part].at : instructions_.size();
+  for (const Instruction& i : std::span(instructions_).subspan(begin, end - begin)) {
     const auto lane = static_cast<std::size_t>(i.lane);
     const StreamId stream = streams.stream(i.lane);
     switch (i.kind) {

@@ -1,9 +1,13 @@
 // Program: the ordered op list of a step, on a few streams joined by events, at fixed addresses.
 // Built once per bucket of rows by layer_graph.h; run eagerly or captured into a graph, the same
-// list either way. GraphBuilder: lays out activations and scratch in one arena. The same building
-// code runs twice, first to count bytes and then to place, so that sizes cannot drift apart.
+// list either way. A program of many rows whose experts live in host memory is cut where the host
+// must see which ones they chose: its parts are captured one by one, and what the host streams
+// (cache/stream.h) runs between them. GraphBuilder: lays out activations and scratch in one arena.
+// The same building code runs twice, first to count bytes and then to place, so that sizes cannot
+// drift apart.
 #pragma once
 
+#include "cpp/cache/streamed_experts.h"
 #include "cpp/device/device.h"
 
 #include <algorithm>
@@ -15,17 +19,17 @@
 
 namespace flashnext {
 
-// The streams of a program: the main one, one beside it within a layer, and one for the n-gram
-// table.
-enum class Lane : std::uint8_t { kMain, kSide, kTable };
-inline constexpr std::size_t kNumLanes = 3;
+// The streams of a program: the main one, one beside it within a layer, one for the n-gram table,
+// and one for what the processor is asked to compute.
+enum class Lane : std::uint8_t { kMain, kSide, kTable, kMail };
+inline constexpr std::size_t kNumLanes = 4;
 
 // The streams and events that programs run on. One set serves all programs of an engine.
 struct ProgramStreams {
   explicit ProgramStreams(Device& device)
-      : streams{Stream(device), Stream(device), Stream(device)},
-        forked{Event(device), Event(device), Event(device)},
-        joined{Event(device), Event(device), Event(device)} {}
+      : streams{Stream(device), Stream(device), Stream(device), Stream(device)},
+        forked{Event(device), Event(device), Event(device), Event(device)},
+        joined{Event(device), Event(device), Event(device), Event(device)} {}
   StreamId stream(Lane lane) const { return streams[static_cast<std::size_t>(lane)].id(); }
   StreamId main() const { return stream(Lane::kMain); }
 
@@ -49,11 +53,16 @@ class Program {
   }
   void copy(Lane lane, void* to, const void* from, std::size_t bytes);
   // `lane` continues from here in the main stream / the main stream waits for what `lane` has been
-  // given so far.
+  // given so far; nothing when it was not forked.
   void fork(Lane lane);
   void join(Lane lane);
+  // Ends a part: lanes are joined, and `experts` are streamed before the next one.
+  void cut(const cache::StreamedExperts& experts);
 
-  void enqueue(Device& device, const ProgramStreams& streams) const;
+  std::size_t parts() const noexcept { return cuts_.size() + 1; }
+  // What is streamed after part `i`, i < parts() - 1.
+  const cache::StreamedExperts& after(std::size_t i) const { return cuts_.at(i).experts; }
+  void enqueue(Device& device, const ProgramStreams& streams, std::size_t part = 0) const;
   std::size_t num_ops() const noexcept;
   // visit(op, args, args_bytes) for every op, in order.
   template <class Visit>
@@ -75,8 +84,14 @@ class Program {
     void* to;
     const void* from;
   };
+  struct Cut {
+    std::size_t at;  // instructions before it
+    cache::StreamedExperts experts;
+  };
   std::vector<Instruction> instructions_;
   std::vector<std::byte> args_;
+  std::vector<Cut> cuts_;
+  std::array<bool, kNumLanes> open_{};  // forked and not joined
 };
 
 class GraphBuilder {
@@ -103,16 +118,19 @@ class GraphBuilder {
 
   template <class Args>
   void add(Lane lane, Args args) {
-    if constexpr (requires { args.workspace; }) {
-      const auto i = static_cast<std::size_t>(lane);
-      const std::size_t bytes = (device_.workspace_bytes(Args::kOp, &args) + 255) / 256 * 256;
-      used_.workspace[i] = std::max(used_.workspace[i], bytes);
-      const auto begin = std::accumulate(sizes_.workspace.begin(),
-                                         sizes_.workspace.begin() + static_cast<std::ptrdiff_t>(i),
-                                         sizes_.activations);
-      args.workspace = {base_ + begin, sizes_.workspace[i]};
-    }
+    if constexpr (requires { args.workspace; }) give_workspace(lane, args);
     program_.add(lane, args);
+  }
+  // For an op that runs in the lane, but not as part of the program.
+  template <class Args>
+  void give_workspace(Lane lane, Args& args) {
+    const auto i = static_cast<std::size_t>(lane);
+    const std::size_t bytes = (device_.workspace_bytes(Args::kOp, &args) + 255) / 256 * 256;
+    used_.workspace[i] = std::max(used_.workspace[i], bytes);
+    const auto begin = std::accumulate(sizes_.workspace.begin(),
+                                       sizes_.workspace.begin() + static_cast<std::ptrdiff_t>(i),
+                                       sizes_.activations);
+    args.workspace = {base_ + begin, sizes_.workspace[i]};
   }
   Program& program() noexcept { return program_; }
 
