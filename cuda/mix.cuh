@@ -62,6 +62,10 @@ __device__ __forceinline__ int group_rows(const MixParams& p) {
   return min(rows_now(p.rows) - p.row0, p.group);
 }
 
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 // 1 / sqrt(total / dim + eps), within an ulp or two.
 __device__ __forceinline__ float inverse_rms(const MixParams& p, float total) {
   const float x = total * p.inv_dim + p.eps;

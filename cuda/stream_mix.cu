@@ -150,10 +150,6 @@ __global__ void __launch_bounds__(256) hidden_kernel(const MixParams p) {
   }
 }
 
-__device__ __forceinline__ void prefetch_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 // Half e of 16 bytes.
 __device__ __forceinline__ std::uint16_t half_of(const uint4& v, int e) {
   const std::uint32_t pair = e < 2 ? v.x : e < 4 ? v.y : e < 6 ? v.z : v.w;
