@@ -4,8 +4,8 @@
 // (segment, projection, output block) jobs keep all threads busy. Sums are exact integers, so no
 // grouping changes a bit.
 #include "cpp/base/errors.h"
-#include "cpp/base/math.h"
 #include "cpp/device/host_ops.h"
+#include "cpp/exl3/activation.h"
 
 #include <algorithm>
 
@@ -96,27 +96,6 @@ Exl3Weight weight_of(const ExpertsArgs& args, std::int32_t expert, int projectio
       down ? args.inner : args.dim, down ? args.dim : args.inner, args.words[projection], 0};
 }
 
-// gate (n) <- silu(gate) * up.
-inline void activate(float* gate, const float* up, std::int32_t n) {
-  for (std::int32_t i = 0; i < n; ++i) gate[i] = math::silu(gate[i]) * up[i];
-}
-
-#if defined(__x86_64__)
-// The same operations with the fma instruction in place of the library's fma.
-__attribute__((target("avx2,fma"))) void activate_fma(float* gate, const float* up,
-                                                      std::int32_t n) {
-  for (std::int32_t i = 0; i < n; ++i) gate[i] = math::silu(gate[i]) * up[i];
-}
-#endif
-
-void run_activation(exl3::Isa isa, float* gate, const float* up, std::int32_t n) {
-#if defined(__x86_64__)
-  if (isa != exl3::Isa::kScalar) return activate_fma(gate, up, n);
-#endif
-  static_cast<void>(isa);
-  activate(gate, up, n);
-}
-
 void run_batch(const ExpertsArgs& args, Context& context, const Scratch& s,
                const std::int32_t* order, std::int32_t pairs) {
   std::int32_t segments = 0;
@@ -163,7 +142,7 @@ void run_batch(const ExpertsArgs& args, Context& context, const Scratch& s,
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int32_t pair = static_cast<std::int32_t>(i);
       float* h = s.product[0] + i * args.inner;
-      run_activation(context.isa, h, s.product[1] + i * args.inner, args.inner);
+      exl3::silu_times(context.isa, h, s.product[1] + i * args.inner, args.inner);
       exl3::prepare(weight_of(args, expert_of(args, order[i]), 2), h, args.inner, args.levels,
                     context.isa, 0, 1, exl3::rows_of(s.inner, pair, 1));
     }
