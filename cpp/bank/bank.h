@@ -17,6 +17,8 @@
 
 namespace flashnext {
 
+struct MemberBytes;
+
 struct BankOptions {
   std::uint64_t host_limit = 0;  // bytes of RAM that lines may take; 0: what the machine has free
   int threads = 0;               // readers; 0: one a core
@@ -26,9 +28,9 @@ struct BankReport {
   std::uint64_t pinned_bytes = 0;
   std::uint64_t pageable_bytes = 0;  // lines in RAM that the system would not pin
   std::uint64_t mapped_bytes = 0;    // left in the files
-  double fill_seconds = 0;
-  double pin_seconds = 0;
-  std::string note;  // why not everything is pinned, and what that means; empty: it is
+  double fill_seconds = 0;           // from the first byte read to the last pinned
+  double pin_seconds = 0;  // of them, in pinning: a layer is pinned while the next ones fill
+  std::string note;        // why not everything is pinned, and what that means; empty: it is
 };
 
 class Bank {
@@ -58,6 +60,10 @@ class Bank {
  private:
   Bank() = default;
   struct Memory;  // regions, unpinned and unmapped at the end
+  void reserve(const Checkpoint& checkpoint, Device& device, const BankOptions& options,
+               std::vector<MemberBytes>& bytes);
+  bool pin(std::size_t layer, bool may_pin);
+
   std::unique_ptr<Memory> memory_;
   std::vector<Layer> layers_;
   BankReport report_;

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,6 +49,13 @@ struct Tensor {
   std::uint32_t file = 0;  // index into TensorFiles::files()
 };
 
+// A range of a checkpoint's data, and where a copy of it shall go.
+struct ReadPiece {
+  const std::byte* from;
+  std::size_t bytes;
+  std::byte* to;
+};
+
 // What exists: the union of all *.safetensors of a folder (spec/exl3.md 1.7, 6), nothing judged but
 // the container itself.
 class TensorFiles {
@@ -75,6 +83,10 @@ class TensorFiles {
   std::pair<const Tensor*, const Tensor*> with_prefix(std::string_view prefix) const;
   // What is legal but worth a word, e.g. files outside the index.
   const std::vector<std::string>& notes() const;
+  // Copies every piece, whose order it changes. What lies in a mapped file is read from the file,
+  // neighbours in one call and straight to their places; the rest is copied from memory. Throws
+  // CheckpointError when a file cannot be read. Any thread.
+  void read(std::span<ReadPiece> pieces) const;
 
  private:
   struct State;
@@ -141,6 +153,8 @@ class Checkpoint {
   // by this object).
   const Exl3Weight& linear(std::string_view prefix) const;
   const NgramTable& ngram() const;  // LogicError when the model has no n-gram layer
+  // See TensorFiles::read: the pieces may begin anywhere that this checkpoint points to.
+  void read(std::span<ReadPiece> pieces) const { files().read(pieces); }
   // Size in bytes by family, from the table.
   std::map<std::string, std::uint64_t> bytes_by_family() const;
 

@@ -20,6 +20,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const noexcept { return fd_; }
+  int release() noexcept { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
@@ -40,8 +41,8 @@ std::uint64_t checked_size(const Descriptor& file, const std::string& name) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path, const std::string& name) {
-  const Descriptor file(path);
+MappedFile::MappedFile(const std::string& path, const std::string& name) : name_(name) {
+  Descriptor file(path);
   bytes_ = checked_size(file, name);
   if (bytes_ == 0) return;  // an empty mapping does not exist; the header check refuses the file
   void* mapping = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -52,13 +53,18 @@ MappedFile::MappedFile(const std::string& path, const std::string& name) {
                           "). Raise the limit (ulimit -v) or free memory");
   }
   data_ = static_cast<std::byte*>(mapping);
+  file_ = file.release();
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : name_(std::move(other.name_)),
+      file_(std::exchange(other.file_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (file_ >= 0) ::close(file_);
 }
 
 void advise(const std::byte* data, std::size_t bytes, Advice advice) noexcept {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,8 @@ Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::
 // "[16, 96, 80]"
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
-// A whole file mapped read-only. Nothing is read ahead of its use.
+// A whole file mapped read-only, and open for reads past the mapping. Nothing is read ahead of its
+// use.
 class MappedFile {
  public:
   // Throws CheckpointError when it is no readable regular file; OutOfMemory when no address space
@@ -53,8 +55,14 @@ class MappedFile {
 
   const std::byte* data() const noexcept { return data_; }
   std::size_t bytes() const noexcept { return bytes_; }
+  bool holds(const std::byte* at) const noexcept { return at >= data_ && at < data_ + bytes_; }
+  // Reads the pieces, which lie in this file in ascending order, each into its place. Throws
+  // CheckpointError.
+  void read(std::span<const ReadPiece> pieces) const;
 
  private:
+  std::string name_;
+  int file_ = -1;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

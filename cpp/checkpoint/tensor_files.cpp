@@ -179,6 +179,30 @@ const Tensor* TensorFiles::find(std::string_view name) const {
   return found == state_->by_name.end() ? nullptr : found->second;
 }
 
+// Pieces sorted by address fall into one group a file; the mappings' order does not matter.
+void TensorFiles::read(std::span<ReadPiece> pieces) const {
+  std::sort(pieces.begin(), pieces.end(),
+            [](const ReadPiece& a, const ReadPiece& b) { return a.from < b.from; });
+  const auto mapping_of = [&](const ReadPiece& piece) -> const MappedFile* {
+    if (state_ == nullptr) return nullptr;
+    for (const MappedFile& mapping : state_->mappings) {
+      if (mapping.holds(piece.from)) return &mapping;
+    }
+    return nullptr;
+  };
+  for (std::size_t i = 0; i < pieces.size();) {
+    const MappedFile* mapping = mapping_of(pieces[i]);
+    std::size_t end = i + 1;
+    if (mapping == nullptr) {
+      if (pieces[i].bytes > 0) std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes);
+    } else {
+      while (end < pieces.size() && mapping->holds(pieces[end].from)) ++end;
+      mapping->read(pieces.subspan(i, end - i));
+    }
+    i = end;
+  }
+}
+
 std::pair<const Tensor*, const Tensor*> TensorFiles::with_prefix(std::string_view prefix) const {
   const std::vector<Tensor>& all = state_->tensors;
   const auto head = [&](const Tensor& tensor) {
