@@ -17,7 +17,7 @@ inline std::uint64_t fnv64(const void* data, std::size_t bytes,
   for (std::size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001B3u;
   return h;
 }
-inline std::uint64_t fnv64(std::string_view text, std::uint64_t h = kFnv64Seed) noexcept {
+inline std::uint64_t fnv64_text(std::string_view text, std::uint64_t h = kFnv64Seed) noexcept {
   return fnv64(text.data(), text.size(), h);
 }
 

@@ -69,7 +69,7 @@ std::string parse(std::string_view bytes, std::uint64_t fingerprint, std::int32_
            std::to_string(kHeadBytes + 8 * count + 8);
   }
   std::size_t end = bytes.size() - 8;
-  if (take<std::uint64_t>(bytes, end) != fnv64(bytes.substr(0, bytes.size() - 8))) {
+  if (take<std::uint64_t>(bytes, end) != fnv64_text(bytes.substr(0, bytes.size() - 8))) {
     return "its checksum does not match";
   }
   if (file_fingerprint != fingerprint) return "it belongs to another checkpoint";
@@ -119,7 +119,7 @@ std::string save_profile(const std::string& path, std::uint64_t fingerprint, std
   put(bytes, std::uint32_t{0});
   put(bytes, fingerprint);
   for (const std::uint64_t n : uses) put(bytes, n);
-  put(bytes, fnv64(bytes));
+  put(bytes, fnv64_text(bytes));
 
   std::string temporary = path + ".XXXXXX";
   const int file = ::mkstemp(temporary.data());

@@ -19,7 +19,8 @@ struct Profile {
   std::string note;
 };
 
-// Never throws for what is in the file: without a profile a session opens as well.
+// Never throws for what is in the file: without a profile a session opens as well. A file that gave
+// a note may be another checkpoint's; do not save over it.
 Profile load_profile(const std::string& path, std::uint64_t fingerprint, std::int32_t layers,
                      std::int32_t experts);
 

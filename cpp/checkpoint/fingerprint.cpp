@@ -25,7 +25,7 @@ std::uint64_t fingerprint(const Checkpoint& c) {
   }
   for (const LayerKind kind : s.layer_kinds) h = add(h, kind);
   for (const TensorRule& rule : c.table()) {
-    h = add(fnv64(rule.name, h), rule.role);
+    h = add(fnv64_text(rule.name, h), rule.role);
     for (const std::int64_t n : rule.shape) h = add(h, n);
     if (rule.role == Role::kExl3) {
       h = add(h, c.linear(rule.name).words);
