@@ -83,4 +83,14 @@ void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t bloc
               std::int32_t block_end, float* y, std::int64_t y_stride,
               const std::int32_t* y_rows = nullptr) noexcept;
 
+// multiply() in two steps, for callers that divide the inputs as well. Step 5 of one block over
+// inputs [in_begin, in_end), multiples of 128: sums (rows, 128), at most kRowGroup rows. The sums
+// of all parts add up to those of the whole, in any order.
+void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
+               std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums) noexcept;
+// Steps 6 and 7 of one block from the sums (rows, 128) of all inputs; y as in multiply().
+void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
+                 const std::int64_t* sums, float* y, std::int64_t y_stride,
+                 const std::int32_t* y_rows = nullptr) noexcept;
+
 }  // namespace flashnext::exl3

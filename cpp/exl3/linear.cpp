@@ -151,25 +151,54 @@ void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::in
   }
 }
 
+void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
+               std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums) noexcept {
+  // The part as a linear of its own; rows keep their distance p.in.
+  Exl3Weight part = w;
+  part.trellis = internal::tile_at(w, in_begin / internal::kTile, 0);
+  part.in = in_end - in_begin;
+  std::int64_t totals[kRowGroup];
+  Prepared rows = p;
+  rows.v += in_begin;
+  rows.sum = totals;
+  for (std::int32_t row = 0; row < p.rows; ++row) {
+    const std::int16_t* v = rows.v + static_cast<std::int64_t>(row) * p.in;
+    totals[row] = 0;
+    for (std::int32_t first = 0; first < part.in; first += kBlock) {
+      std::int32_t total = 0;
+      for (int k = 0; k < kBlock; ++k) total += v[first + k];
+      totals[row] += total;
+    }
+  }
+  kernels(isa).sums(part, rows, 0, p.rows, block, sums);
+}
+
+void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
+                 const std::int64_t* sums, float* y, std::int64_t y_stride,
+                 const std::int32_t* y_rows) noexcept {
+  const Kernels& k = kernels(isa);
+  for (std::int32_t row = 0; row < p.rows; ++row) {
+    float* out = y + (y_rows != nullptr ? y_rows[row] : row) * y_stride + block * kBlock;
+    const float q = p.q[row];
+    if (q == 0.0f || std::isnan(q)) {
+      fill_row(w, block, q, out);
+    } else {
+      k.finish(w, block, q, p.sum[row], sums + row * kBlock, out);
+    }
+  }
+}
+
 void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block_begin,
               std::int32_t block_end, float* y, std::int64_t y_stride,
               const std::int32_t* y_rows) noexcept {
-  const Kernels& k = kernels(isa);
   alignas(64) std::int64_t sums[kRowGroup * kBlock];
   for (std::int32_t row = 0; row < p.rows; row += kRowGroup) {
-    const std::int32_t rows = std::min(kRowGroup, p.rows - row);
+    const Prepared group = rows_of(p, row, std::min(kRowGroup, p.rows - row));
+    float* to = y_rows != nullptr ? y : y + row * y_stride;
+    const std::int32_t* to_rows = y_rows != nullptr ? y_rows + row : nullptr;
     for (std::int32_t block = block_begin; block < block_end; ++block) {
-      k.sums(w, p, row, rows, block, sums);
-      for (std::int32_t i = 0; i < rows; ++i) {
-        const std::int64_t to = y_rows != nullptr ? y_rows[row + i] : row + i;
-        float* out = y + to * y_stride + block * kBlock;
-        const float q = p.q[row + i];
-        if (q == 0.0f || std::isnan(q)) {
-          fill_row(w, block, q, out);
-        } else {
-          k.finish(w, block, q, p.sum[row + i], sums + i * kBlock, out);
-        }
-      }
+      kernels(isa).sums(w, group, 0, group.rows, block, sums);
+      finish_sums(w, group, isa, block, sums, to, y_stride, to_rows);
     }
   }
 }
