@@ -30,7 +30,7 @@ std::int32_t resolve(const CacheTables& tables, const std::int32_t* ids, std::in
                      std::int32_t slots, std::int32_t sequence, Resolved* out);
 
 // The members of an expert whose line begins at `line`.
-inline ExpertRef expert_in_line(const LineLayout& layout, const std::byte* line) {
+constexpr ExpertRef expert_in_line(const LineLayout& layout, const std::byte* line) {
   ExpertRef ref{};
   for (int i = 0; i < 3; ++i) {
     ref.trellis[i] = line + layout.trellis[i];

@@ -1,0 +1,97 @@
+// fetch: lines from pinned memory, read in place over the link. pace: a slower link is played.
+#include "cpp/base/errors.h"
+#include "cuda/device_clock.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+
+namespace flashnext::cuda {
+
+namespace {
+
+constexpr int kMaxFetches = 128;
+// A few blocks keep the link full and leave room for the kernels of a parallel branch.
+constexpr int kBlocks = 80;
+constexpr int kThreads = 256;
+constexpr int kFlight = 8;  // loads that a thread has under way
+
+// Read once: not kept in L1.
+__device__ __forceinline__ uint4 load_once(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+// The lines in order as one run of 16-byte pieces, which the grid walks with all its threads: early
+// lines are complete early, and one line is shared by every block. The grid is that of the most
+// lines, since a graph fixes it.
+//
+// The next kernel starts when this one ends, not before: waiting for the link it would only take
+// room.
+__global__ void __launch_bounds__(kThreads, 4)
+    fetch_kernel(const FetchArgs args, std::uint32_t pieces_of_line) {
+  __shared__ Fetch fetches[kMaxFetches];
+  pdl_wait();
+  const int count = *args.count < args.max_fetches ? *args.count : args.max_fetches;
+  if (count <= 0) return;
+  if (threadIdx.x < static_cast<unsigned>(count)) fetches[threadIdx.x] = args.fetches[threadIdx.x];
+  __syncthreads();
+  const std::uint32_t pieces = static_cast<std::uint32_t>(count) * pieces_of_line;
+  constexpr std::uint32_t kStride = kBlocks * kThreads;
+  for (std::uint32_t first = blockIdx.x * kThreads + threadIdx.x; first < pieces;
+       first += kFlight * kStride) {
+    uint4 v[kFlight];
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i) {
+      const std::uint32_t piece = first + static_cast<std::uint32_t>(i) * kStride;
+      if (piece >= pieces) continue;
+      const std::uint32_t line = piece / pieces_of_line;
+      const std::uint32_t at = piece - line * pieces_of_line;
+      v[i] = load_once(args.bank + fetches[line].expert * args.line_bytes +
+                       16 * static_cast<std::int64_t>(at));
+    }
+#pragma unroll
+    for (int i = 0; i < kFlight; ++i) {
+      const std::uint32_t piece = first + static_cast<std::uint32_t>(i) * kStride;
+      if (piece >= pieces) continue;
+      const std::uint32_t line = piece / pieces_of_line;
+      const std::uint32_t at = piece - line * pieces_of_line;
+      *reinterpret_cast<uint4*>(fetches[line].to + 16 * static_cast<std::int64_t>(at)) = v[i];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const std::int64_t start = args.counters->resolved_at;
+  if (blockIdx.x == 0 && args.ns_per_line > 0) sleep_until(start + count * args.ns_per_line);
+  atomicMax(reinterpret_cast<long long*>(&args.counters->fetch_ns),
+            static_cast<long long>(device_clock() - start));
+}
+
+__global__ void pace_kernel(const PaceArgs args) {
+  pdl_wait();
+  if (args.ns == 0) {
+    *args.start = device_clock();
+  } else {
+    sleep_until(*args.start + args.ns);
+  }
+}
+
+}  // namespace
+
+void fetch(cudaStream_t stream, const FetchArgs& args) {
+  check(args.max_fetches >= 0 && args.max_fetches <= kMaxFetches, "fetch: number of lines");
+  check(args.line_bytes > 0 && args.line_bytes % 16 == 0 &&
+            args.line_bytes / 16 <= 0x7fffffff / kMaxFetches,
+        "fetch: bytes of a line");
+  check(reinterpret_cast<std::uintptr_t>(args.bank) % 16 == 0, "fetch: alignment of the bank");
+  if (args.max_fetches == 0) return;
+  launch_pdl(stream, fetch_kernel, dim3(kBlocks), dim3(kThreads), 0, args,
+             static_cast<std::uint32_t>(args.line_bytes / 16));
+}
+
+void pace(cudaStream_t stream, const PaceArgs& args) {
+  launch_pdl(stream, pace_kernel, dim3(1), dim3(1), 0, args);
+}
+
+}  // namespace flashnext::cuda

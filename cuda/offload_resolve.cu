@@ -1,0 +1,344 @@
+// resolve: cpp/device/resolve.h, bit for bit, by one block.
+//
+// A thread a (row, slot) pair: it is the expert's first appearance when no earlier pair has the
+// same id. Where an expert goes follows from how many experts of each kind come before it, which
+// ballots count. Victims are needed only when something is installed: of all lines, those with the
+// smallest keys, found by counting for every line how many go before it.
+#include "cpp/base/errors.h"
+#include "cpp/device/resolve.h"
+#include "cuda/device_clock.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/rows.h"
+
+namespace flashnext::cuda {
+
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kMaxPairs = 128;
+constexpr int kPairWarps = kMaxPairs / 32;
+constexpr int kMaxTable = 4096;  // experts, lines
+constexpr int kGroups = 128;     // of lines; at least kMaxPairs
+constexpr int kStaticSmem = 48 * 1024;
+constexpr unsigned kAll = 0xFFFFFFFFu;
+constexpr std::uint64_t kNever = ~std::uint64_t{0};  // key of a line that is not to be given up
+
+// Order of eviction: smaller goes first, then the lower line. Free lines come before all others.
+__device__ __forceinline__ std::uint64_t victim_key(std::int32_t order, std::int32_t stamp) {
+  const auto high = static_cast<std::uint32_t>(order) ^ 0x80000000u;
+  const auto low = static_cast<std::uint32_t>(stamp) ^ 0x80000000u;
+  return (static_cast<std::uint64_t>(high) << 32) | low;
+}
+
+__device__ __forceinline__ bool goes_before(std::uint64_t a, std::int32_t a_line, std::uint64_t b,
+                                            std::int32_t b_line) {
+  return a < b || (a == b && a_line < b_line);
+}
+
+// How many of the first `capacity` lines may stand as candidates at once.
+int candidate_room(const ResolveArgs& args) {
+  const int lines = args.tables.lines;
+  if (lines <= kGroups) return kGroups;
+  const int most = args.rows.max * args.slots * ceil_div(lines, kGroups);
+  const int room = most < lines ? most : lines;
+  return room > kThreads ? room : kThreads;
+}
+
+// Lines that may be given up, and how many of them go before each.
+struct Candidates {
+  std::uint64_t* key;
+  std::int32_t* line;
+  std::int32_t* place;  // zero before find_places
+};
+
+// place[i] = how many of the n candidates go before candidate i.
+__device__ void find_places(const Candidates& c, int n) {
+  const int parts = n <= kThreads / 4 ? 4 : n <= kThreads / 2 ? 2 : 1;
+  const int span = kThreads / parts;
+  const int chunk = (n + parts - 1) / parts;
+  const int first = static_cast<int>(threadIdx.x) / span * chunk;
+  const int end = first + chunk < n ? first + chunk : n;
+  for (int i = static_cast<int>(threadIdx.x) % span; i < n; i += span) {
+    const std::uint64_t key = c.key[i];
+    const std::int32_t line = c.line[i];
+    int before = 0;
+#pragma unroll 4
+    for (int j = first; j < end; ++j) {
+      before += goes_before(c.key[j], c.line[j], key, line) ? 1 : 0;
+    }
+    if (parts == 1) {
+      c.place[i] = before;
+    } else if (before > 0) {
+      atomicAdd(&c.place[i], before);
+    }
+  }
+}
+
+struct Shared {
+  alignas(16) std::int32_t ids[kMaxPairs];
+  std::int32_t cpu_of[kMaxPairs + 1];
+  std::int32_t victims[kMaxPairs];
+  std::uint32_t used[kMaxTable / 32];  // a bit a line
+  // A bit a pair: first appearance of an expert that has a line; that has none and is reachable;
+  // that has none and is not.
+  std::uint32_t hits[kPairWarps], fetchable[kPairWarps], unreachable[kPairWarps];
+  std::int32_t usable;      // lines that may be given up
+  std::int32_t candidates;  // of those, the ones in question
+  std::uint64_t bound;      // the last of them
+  std::int32_t bound_line;
+};
+
+__device__ __forceinline__ int total(const std::uint32_t (&bits)[kPairWarps]) {
+  int n = 0;
+#pragma unroll
+  for (int w = 0; w < kPairWarps; ++w) n += __popc(bits[w]);
+  return n;
+}
+
+// Set bits before the pair.
+__device__ __forceinline__ int before(const std::uint32_t (&bits)[kPairWarps], int pair) {
+  int n = 0;
+#pragma unroll
+  for (int w = 0; w < kPairWarps; ++w) {
+    const std::uint32_t mask = w < pair / 32 ? kAll : w == pair / 32 ? (1u << (pair % 32)) - 1u : 0;
+    n += __popc(bits[w] & mask);
+  }
+  return n;
+}
+
+// With more lines than groups (line % kGroups): the `wanted`-th smallest of the groups' smallest
+// keys bounds the victims from above, and only lines up to it become candidates.
+template <int kPerThread>
+__device__ void choose_candidates(Shared& shared, const Candidates& c,
+                                  const std::uint64_t (&keys)[kPerThread], int wanted) {
+  const int t = static_cast<int>(threadIdx.x);
+  std::uint64_t least = keys[0];
+  std::int32_t least_line = t;
+#pragma unroll
+  for (int q = 1; q < kPerThread; ++q) {
+    if (keys[q] < least) {
+      least = keys[q];
+      least_line = t + kThreads * q;
+    }
+  }
+  c.key[t] = least;
+  c.line[t] = least_line;
+  __syncthreads();
+  if (t < kGroups) {
+#pragma unroll
+    for (int i = kGroups; i < kThreads; i += kGroups) {
+      if (goes_before(c.key[t + i], c.line[t + i], least, least_line)) {
+        least = c.key[t + i];
+        least_line = c.line[t + i];
+      }
+    }
+    c.key[t] = least;
+    c.line[t] = least_line;
+  }
+  __syncthreads();
+  find_places(c, kGroups);
+  __syncthreads();
+  if (t < kGroups && c.place[t] == wanted - 1) {
+    shared.bound = least;
+    shared.bound_line = least_line;
+  }
+  __syncthreads();
+  if (t < kGroups) c.place[t] = 0;
+#pragma unroll
+  for (int q = 0; q < kPerThread; ++q) {
+    const std::int32_t line = t + kThreads * q;
+    if (keys[q] == kNever || goes_before(shared.bound, shared.bound_line, keys[q], line)) continue;
+    const int at = atomicAdd(&shared.candidates, 1);
+    c.key[at] = keys[q];
+    c.line[at] = line;
+  }
+}
+
+// shared.victims = the lines to be given up, in order; -1 where there is none. All threads take
+// part.
+template <int kPerThread>
+__device__ void find_victims(Shared& shared, const Candidates& c, int lines,
+                             const std::uint64_t (&keys)[kPerThread], int wanted) {
+  const int t = static_cast<int>(threadIdx.x);
+  int usable = 0;
+#pragma unroll
+  for (int q = 0; q < kPerThread; ++q) usable += keys[q] != kNever ? 1 : 0;
+  usable = static_cast<int>(__reduce_add_sync(kAll, static_cast<unsigned>(usable)));
+  if (t % 32 == 0 && usable > 0) atomicAdd(&shared.usable, usable);
+  int n = lines;
+  if (lines <= kGroups) {
+    if (t < lines) {
+      c.key[t] = keys[0];
+      c.line[t] = t;
+    }
+    __syncthreads();
+  } else {
+    choose_candidates(shared, c, keys, wanted);
+    __syncthreads();
+    n = shared.candidates;
+  }
+  find_places(c, n);
+  __syncthreads();
+  for (int i = t; i < n; i += kThreads) {
+    if (c.key[i] != kNever && c.place[i] < wanted) shared.victims[c.place[i]] = c.line[i];
+  }
+  __syncthreads();
+}
+
+// Writes to what earlier kernels read or write come after pdl_wait(); so do all reads but those of
+// order, rule, cpu_of and reachable, which only copies write.
+template <int kPerThread>
+__global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs args, int room) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ Shared shared;
+  const CacheTables& tables = args.tables;
+  const Candidates c{reinterpret_cast<std::uint64_t*>(memory),
+                     reinterpret_cast<std::int32_t*>(memory) + 2 * room,
+                     reinterpret_cast<std::int32_t*>(memory) + 3 * room};
+  std::int32_t* order = reinterpret_cast<std::int32_t*>(memory) + 4 * room;  // (experts)
+  std::int32_t* line_of = order + tables.experts;                            // (experts)
+  const int t = static_cast<int>(threadIdx.x);
+  const int max_pairs = args.rows.max * args.slots;
+  pdl_trigger();
+  for (int e = t; e < tables.experts; e += kThreads) order[e] = tables.order[e];
+  for (int i = t; i < room; i += kThreads) c.place[i] = 0;
+  if (t <= max_pairs) shared.cpu_of[t] = tables.cpu_of != nullptr ? tables.cpu_of[t] : 0;
+  if (t < kMaxPairs) {
+    shared.victims[t] = -1;
+    shared.used[t] = 0;
+  }
+  if (t < kPairWarps) shared.hits[t] = shared.fetchable[t] = shared.unreachable[t] = 0;
+  if (t == 0) shared.usable = shared.candidates = 0;
+  const bool installs = tables.rule[0] != 0;
+  pdl_wait();
+
+  // Everything that is read is asked for at once; past L1, since it changes between steps.
+  const int pairs = args.slots * __ldcg(args.rows.count) * args.rows.scale;
+  const std::int32_t sequence = __ldcg(&args.head->sequence);
+  if (t < max_pairs) shared.ids[t] = __ldcg(args.ids + t);
+  std::int32_t held[kPerThread], stamp[kPerThread];
+#pragma unroll
+  for (int q = 0; q < kPerThread; ++q) {
+    const int line = t + kThreads * q;
+    held[q] = line < tables.lines ? __ldcg(tables.expert_of + line) : kFillingLine;
+    stamp[q] = line < tables.lines ? __ldcg(tables.stamp + line) : 0;
+  }
+  for (int e = t; e < tables.experts; e += kThreads) line_of[e] = __ldcg(tables.line_of + e);
+  __syncthreads();
+
+  std::int32_t expert = -1;  // of this thread's pair when it is the first of its expert
+  std::int32_t line = -1;
+  bool reachable = true;
+  if (t < kMaxPairs) {
+    if (t < pairs) {
+      const std::int32_t mine = shared.ids[t];
+      bool seen = false;
+#pragma unroll 2
+      for (int j = 0; j < t; j += 4) {
+        const int4 ids = reinterpret_cast<const int4*>(shared.ids)[j / 4];
+        seen |= ids.x == mine || (ids.y == mine && j + 1 < t) || (ids.z == mine && j + 2 < t) ||
+                (ids.w == mine && j + 3 < t);
+      }
+      if (!seen) expert = mine;
+    }
+    if (expert >= 0) {
+      line = line_of[expert];
+      if (line >= 0) {
+        atomicOr(&shared.used[line / 32], 1u << (line % 32));
+      } else {
+        reachable = tables.reachable == nullptr || tables.reachable[expert] != 0;
+      }
+    }
+    const unsigned hits = __ballot_sync(kAll, expert >= 0 && line >= 0);
+    const unsigned fetchable = __ballot_sync(kAll, expert >= 0 && line < 0 && reachable);
+    const unsigned unreachable = __ballot_sync(kAll, expert >= 0 && line < 0 && !reachable);
+    if (t % 32 == 0) {
+      shared.hits[t / 32] = hits;
+      shared.fetchable[t / 32] = fetchable;
+      shared.unreachable[t / 32] = unreachable;
+    }
+  }
+  __syncthreads();
+
+  const int candidates = total(shared.fetchable);
+  const int share = shared.cpu_of[candidates];
+  const int to_cpu = share < 0 ? 0 : share < candidates ? share : candidates;
+  const int fetched = candidates - to_cpu;
+  const int wanted = installs ? fetched : 0;
+  if (wanted > 0) {
+    std::uint64_t keys[kPerThread];
+#pragma unroll
+    for (int q = 0; q < kPerThread; ++q) {
+      const int mine = t + kThreads * q;
+      if (held[q] == kFreeLine) {
+        keys[q] = static_cast<std::uint64_t>(mine);
+      } else if (held[q] == kFillingLine || stamp[q] == sequence ||
+                 ((shared.used[mine / 32] >> (mine % 32)) & 1u) != 0) {
+        keys[q] = kNever;
+      } else {
+        keys[q] = victim_key(order[held[q]], stamp[q]);
+      }
+    }
+    find_victims(shared, c, tables.lines, keys, wanted);
+  }
+  const int installed = shared.usable < wanted ? shared.usable : wanted;
+
+  if (expert >= 0) {
+    std::int32_t group = kGroupHit;
+    const std::byte* at = nullptr;
+    if (line >= 0) {
+      tables.stamp[line] = sequence;
+      at = args.pool + line * args.layout.bytes;
+    } else {
+      const int nth = before(shared.fetchable, t);
+      if (reachable && nth < fetched) {
+        group = kGroupFetched;
+        std::byte* to = nullptr;
+        if (nth < installed) {
+          const std::int32_t victim = shared.victims[nth];
+          const std::int32_t old = __ldcg(tables.expert_of + victim);
+          if (old != kFreeLine) tables.line_of[old] = -1;
+          tables.expert_of[victim] = expert;
+          tables.line_of[expert] = victim;
+          tables.stamp[victim] = sequence;
+          to = args.pool + victim * args.layout.bytes;
+        } else {
+          to = args.staging + (nth - installed) * args.layout.bytes;
+        }
+        args.fetches[nth] = {to, expert, 0};
+        at = to;
+      } else {
+        group = kGroupCpu;
+        const int refused = nth > fetched ? nth - fetched : 0;
+        args.cpu[before(shared.unreachable, t) + refused] = expert;
+      }
+    }
+    if (group != kGroupCpu) args.experts[expert] = expert_in_line(args.layout, at);
+    args.group[expert] = group;
+  }
+  if (t == 0) {
+    const int on_cpu = total(shared.unreachable) + to_cpu;
+    *args.num_fetches = fetched;
+    *args.num_cpu = on_cpu;
+    *args.counters = {total(shared.hits), fetched, installed, on_cpu, 0, 0, device_clock()};
+  }
+}
+
+}  // namespace
+
+void resolve(cudaStream_t stream, const ResolveArgs& args) {
+  const CacheTables& tables = args.tables;
+  check(args.rows.max >= 1 && args.slots >= 1 && args.rows.max * args.slots <= kMaxPairs,
+        "resolve: rows and slots");
+  check(tables.experts >= 1 && tables.experts <= kMaxTable, "resolve: number of experts");
+  check(tables.lines >= 0 && tables.lines <= kMaxTable, "resolve: number of lines");
+  const int room = candidate_room(args);
+  const int bytes = 16 * room + 8 * tables.experts;
+  const auto kernel =
+      tables.lines <= kThreads ? resolve_kernel<1> : resolve_kernel<kMaxTable / kThreads>;
+  if (bytes + static_cast<int>(sizeof(Shared)) > kStaticSmem) allow_smem(kernel, bytes);
+  launch_pdl(stream, kernel, dim3(1), dim3(kThreads), static_cast<std::size_t>(bytes), args, room);
+}
+
+}  // namespace flashnext::cuda
