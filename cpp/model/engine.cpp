@@ -167,16 +167,18 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
   trunk.staged = staged;
   trunk.taps = options_.taps ? taps_.as<float>() : nullptr;
   trunk.packed_host = packed_host_.as<std::byte>();
+  trunk.tokens = tokens_host_.as<std::int32_t>();
+  built.buffer->add_upload(builder.program());
   built.trunk = build_trunk(builder, context, built.step, trunk);
-  builder.program().copy(Lane::kMain, tokens_host_.data(), built.trunk.tokens,
-                         static_cast<std::size_t>(k.outputs) * sizeof(std::int32_t));
   built.trunk_program = std::exchange(builder.program(), {});
   if (mtp_) {
     built.mtp_step = built.mtp_buffer->view(k.rows, 1, k.outputs);
+    built.mtp_buffer->add_upload(builder.program());
     built.mtp = build_mtp(builder, context, built.mtp_step);
     built.mtp_program = std::exchange(builder.program(), {});
   }
   if (staged) {
+    rewind_->add_upload(builder.program());
     build_rewind(builder, built.trunk, rewind_->view(k.rows, 1, 1));
     built.rewind_program = std::exchange(builder.program(), {});
   }
@@ -336,7 +338,6 @@ const std::vector<StepOutput>& Engine::step(std::span<const LaneRows> rows, bool
   Built& built = bucket_for(total, outputs);
   fill(built, rows);
   if (packed_host_.data() != nullptr) gather_ngrams(built);
-  built.buffer->upload(device_, streams_.main());
   run(built.trunk_program, built.trunk_graph);
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   if (fetch_logits && outputs > 0) {

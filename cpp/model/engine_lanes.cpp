@@ -32,7 +32,6 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
       row.segment = i < segment.row0 ? 1 : 0;
       b.rows()[i] = row;
     }
-    b.upload(device_, streams_.main());
     run(last_->rewind_program, last_->rewind_graph);
     device_.synchronize(streams_.main());
     std::swap(l.slot, l.spare);

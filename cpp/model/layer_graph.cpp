@@ -203,6 +203,7 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
     }
   }
   if (pending_y != nullptr) parts.residual(out.streams, pending_inj, pending_y);
+  out.tokens = options.tokens;
   parts.head(out.streams, w.mixer, &out.logits, &out.tokens);
   return out;
 }

@@ -45,6 +45,8 @@ struct TrunkBuffers {
 
 struct TrunkOptions {
   bool staged = false;    // the step may be rewound: per-layer inputs of the recurrences are kept
+  // Pinned (outputs): the sampler writes there, so that a token needs no copy. Null: device memory.
+  std::int32_t* tokens = nullptr;
   float* taps = nullptr;  // (layers, rows, S * D): streams after every layer, or null
   std::byte* packed_host =
       nullptr;  // pinned (rows, heads, row_bytes): n-gram rows that the host gathered, or null

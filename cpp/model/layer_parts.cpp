@@ -155,7 +155,7 @@ void LayerParts::head(float* streams, const MixWeight& mixer, float** logits,
   const std::int64_t n = step_.max_outputs;
   float* x = b_.take<float>(n * s_.hidden);
   *logits = b_.take<float>(n * c_.weights.head.out);
-  *tokens = b_.take<std::int32_t>(n);
+  if (*tokens == nullptr) *tokens = b_.take<std::int32_t>(n);
   MixArgs a = mix_args(outputs(), streams, mixer, x);
   a.pick = step_.outputs;
   b_.add(Lane::kMain, a);

@@ -38,7 +38,7 @@ class LayerParts {
   void attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y);
   // y = mixture of experts (x).
   void moe(const MoeWeights& w, const float* x, float* y);
-  // Final mix over the rows whose logits are wanted, head, sampler.
+  // Final mix over the rows whose logits are wanted, head, sampler. Takes *tokens when null.
   void head(float* streams, const MixWeight& mixer, float** logits, std::int32_t** tokens);
 
   const ModelShape& shape() const { return s_; }

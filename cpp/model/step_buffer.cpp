@@ -51,8 +51,8 @@ StepView StepBuffer::view_of(const Block& block, std::int32_t max_rows, std::int
   return v;
 }
 
-void StepBuffer::upload(Device& device, StreamId stream) const {
-  device.copy_async(stream, device_.data(), host_.data(), bytes_);
+void StepBuffer::add_upload(Program& program) const {
+  program.copy(Lane::kMain, device_.data(), host_.data(), bytes_);
 }
 
 }  // namespace flashnext

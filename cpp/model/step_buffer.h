@@ -1,9 +1,9 @@
 // StepBuffer: the per-step values of ops.h (StepView) in one block, written on the host and copied
-// to the device by one copy at the head of every step, at fixed addresses, so that captured graphs
-// need no patching.
+// to the device by one copy at the head of every program, at fixed addresses, so that captured
+// graphs need no patching and the copy is a part of them.
 #pragma once
 
-#include "cpp/device/device.h"
+#include "cpp/model/program.h"
 
 #include <cstdint>
 
@@ -27,7 +27,8 @@ class StepBuffer {
   // The same view of the host side.
   StepView host_view(std::int32_t max_rows, std::int32_t max_segments,
                      std::int32_t max_outputs) const;
-  void upload(Device& device, StreamId stream) const;
+  // Adds the copy; everything that reads the step comes after it.
+  void add_upload(Program& program) const;
 
  private:
   template <class T>
