@@ -1,3 +1,4 @@
+#include "cuda/copy.h"
 #include "cuda/cuda_device.h"
 #include "cuda/kernels.h"
 
@@ -42,6 +43,11 @@ CudaDevice::CudaDevice(int ordinal, const CudaDeviceOptions& options)
                      std::to_string(info_.minor) + "; this build holds code for 9.0 and 12.0");
   }
   FN_CUDA(error);
+#if defined(FN_PREFER_SHARED)
+  // One division of L1 and shared memory for all kernels: none waits for a multiprocessor to empty
+  // before it can change it.
+  FN_CUDA(cudaDeviceSetCacheConfig(cudaFuncCachePreferShared));
+#endif
 }
 
 CudaDevice::~CudaDevice() {
@@ -167,6 +173,16 @@ void* CudaDevice::allocate(Space space, std::size_t bytes, std::string_view what
   });
 }
 
+bool CudaDevice::holds(Space space, const void* data, std::size_t bytes) const noexcept {
+  auto it = blocks_.upper_bound(const_cast<void*>(data));
+  if (it == blocks_.begin()) return false;
+  --it;
+  const auto offset = static_cast<std::size_t>(static_cast<const char*>(data) -
+                                               static_cast<const char*>(it->first));
+  return it->second.space == space && offset <= it->second.bytes &&
+         bytes <= it->second.bytes - offset;
+}
+
 void CudaDevice::release(void* block) noexcept {
   const auto it = blocks_.find(block);
   if (it == blocks_.end()) return;
@@ -269,6 +285,12 @@ void CudaDevice::synchronize(StreamId stream) {
 void CudaDevice::copy_async(StreamId stream, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   guarded([&] {
+    const auto bits = reinterpret_cast<std::uintptr_t>(to) |
+                      reinterpret_cast<std::uintptr_t>(from) | static_cast<std::uintptr_t>(bytes);
+    if (bytes <= kSmallCopy && bits % 16 == 0 && holds(Space::kPinned, from, bytes) &&
+        holds(Space::kDevice, to, bytes)) {
+      return copy_by_kernel(find(streams_, stream, "stream"), to, from, bytes);
+    }
     FN_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, find(streams_, stream, "stream")));
   });
 }

@@ -80,6 +80,8 @@ class CudaDevice final : public Device {
   [[noreturn]] void throw_out_of_memory(Space space, std::size_t bytes, std::string_view what,
                                         const std::string& limit) const;
   std::size_t allocated_bytes(Space space) const noexcept;
+  // Whether these bytes lie in one allocation of that space.
+  bool holds(Space space, const void* data, std::size_t bytes) const noexcept;
 
   int ordinal_;
   CudaDeviceOptions options_;
