@@ -81,7 +81,11 @@ TEST_F(Ops, MixTiny) {
 
 TEST_F(Ops, MixReal) {
   for (std::int32_t rows : {1, 3, 8, 64, 200}) check(mix_case(kReal, rows, MixKind::kPending));
-  check(mix_case(kReal, 5, MixKind::kPicked));
+  // Every form of few rows, with and without a pending update.
+  for (std::int32_t rows : {1, 2, 4, 5, 8, 9}) {
+    check(mix_case(kReal, rows, MixKind::kPlain));
+    check(mix_case(kReal, rows, MixKind::kPicked));
+  }
   check(mix_case(kReal, 1000, MixKind::kPlain));
 }
 
@@ -91,6 +95,15 @@ TEST_F(Ops, MixOfOtherShapes) {
     check(mix_case({"2 streams", 2032, 2, 24, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
     check(mix_case({"8 streams", 336, 8, 520, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
     check(mix_case({"1 stream", 48, 1, 8, 0, 0, 0, 0, 0}, rows, MixKind::kPlain));
+  }
+  // Two kernels: streams of one, two and three pieces, three to eight slices, hidden rows of one,
+  // two and three chunks.
+  for (std::int32_t rows : {1, 3, 8}) {
+    check(mix_case({"4 short streams", 1280, 4, 160, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
+    check(mix_case({"8 short streams", 1280, 8, 24, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
+    check(mix_case({"2 long streams", 3840, 2, 328, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
+    check(mix_case({"1 stream of 3", 3840, 1, 320, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
+    check(mix_case({"wide rank", 2560, 4, 408, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
   }
 }
 
