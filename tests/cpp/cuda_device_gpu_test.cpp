@@ -118,6 +118,47 @@ TEST_F(CudaDeviceTest, ZeroAndCopiesReachEverySpace) {
   for (int i = 0; i < 4096; ++i) ASSERT_EQ(c.as<char>()[i], i >= 100 && i < 150 ? 0 : 7) << i;
 }
 
+// Small copies from pinned memory run as kernels: every size and offset, and a replay must see what
+// the host has written since.
+TEST_F(CudaDeviceTest, SmallCopiesFromPinnedMemory) {
+  const auto device = open();
+  Stream stream(*device);
+  constexpr std::size_t kBytes = 100'000;
+  const Block from(*device, Space::kPinned, kBytes, "from");
+  const Block to(*device, Space::kDevice, kBytes, "to");
+  const Block back(*device, Space::kPinned, kBytes, "back");
+  const auto fill = [&](int seed) {
+    for (std::size_t i = 0; i < kBytes; ++i) {
+      from.as<unsigned char>()[i] = static_cast<unsigned char>(i * 7 + i / 251 + std::size_t(seed));
+    }
+  };
+  for (const std::size_t bytes : {1u, 15u, 16u, 4080u, 4096u, 4112u, 65536u, 65552u, 99'968u}) {
+    for (const std::size_t at : {0u, 16u, 32u, 8u}) {
+      if (at + bytes > kBytes) continue;
+      fill(static_cast<int>(bytes + at));
+      device->zero_async(stream.id(), to.data(), kBytes);
+      device->copy_async(stream.id(), to.as<char>() + at, from.as<char>() + at, bytes);
+      device->copy_async(stream.id(), back.data(), to.data(), kBytes);
+      device->synchronize(stream.id());
+      for (std::size_t i = 0; i < kBytes; ++i) {
+        const bool copied = i >= at && i < at + bytes;
+        ASSERT_EQ(back.as<unsigned char>()[i], copied ? from.as<unsigned char>()[i] : 0)
+            << "byte " << i << " of " << bytes << " at " << at;
+      }
+    }
+  }
+  Capture scope(*device, stream.id());
+  device->copy_async(stream.id(), to.data(), from.data(), 4096);
+  device->copy_async(stream.id(), back.data(), to.data(), 4096);
+  const Graph graph = scope.finish();
+  for (int seed = 0; seed < 20; ++seed) {
+    fill(seed);
+    graph.replay(stream.id());
+    device->synchronize(stream.id());
+    ASSERT_EQ(std::memcmp(back.data(), from.data(), 4096), 0) << "replay " << seed;
+  }
+}
+
 // Two streams joined by events, eagerly and captured: s1 = a + b; on the other stream s2 = s1 + b;
 // back on the first s3 = s2 + s1. Every edge is needed.
 TEST_F(CudaDeviceTest, EventsOrderStreamsEagerlyAndInGraphs) {
