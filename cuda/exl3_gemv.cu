@@ -1,8 +1,8 @@
 // The integer linear for few rows, in one kernel: transform, product and result.
 //
 // A cluster of blocks takes 128 outputs; each of its blocks takes a range of k, for which it
-// transforms the rows itself while its first weights travel. Every warp streams its own units (32
-// inputs, 128 outputs of packed weights) through a ring in shared memory. A weight costs a shift, a
+// transforms the rows itself while its first weights travel. Every warp streams its own units (64
+// inputs, 64 outputs of packed weights) through a ring in shared memory. A weight costs a shift, a
 // mask and one multiplication: its four product bytes are the A operand of the u8 x s8 tensor core,
 // against digits repeated four times, so that 1 to 8 columns (a digit of a row each) cost the same.
 // Blocks of a cluster exchange the row maximum and the integer sums through shared memory.
@@ -12,6 +12,7 @@
 #include "cuda/exl3_cluster.cuh"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_locate.cuh"
+#include "cuda/exl3_multiply.cuh"
 #include "cuda/exl3_rotate.cuh"
 #include "cuda/exl3_stream.cuh"
 #include "cuda/exl3_trellis.cuh"
@@ -24,9 +25,8 @@ namespace flashnext::cuda {
 namespace {
 
 constexpr int kMaxSplits = 8;  // blocks of a cluster
+constexpr int kPitchPad = 64;  // bytes: an even and an odd column lie in different banks
 constexpr int kKeep = 24;      // most rotated (position, 128 inputs) that a block keeps
-
-__host__ __device__ constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
 
 // Rates without a kernel of their own share one.
 __host__ __device__ constexpr bool is_special(int words) {
@@ -88,72 +88,6 @@ __device__ __forceinline__ void find_members(const Jobs& jobs, int pair, int pai
     }
   }
   if (lane == 0) shared.count = count;
-}
-
-// Adds a warp's part of every column to sums (columns, 128). digits: (columns, pitch) of the
-// block's inputs; tiles: the warp's ring.
-template <int kWords, int kGroups, int kWarps>
-__device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
-                                         const std::uint32_t* ring, const std::int8_t* digits,
-                                         int pitch, int columns, int warp, int lane, int* sums) {
-  constexpr int kStages = ring_stages(kWords == 0 ? 128 : kWords);
-  if (kWords != 0) words = kWords;
-  const TileLane<kWords> tile_lane(lane, words);
-  int acc[kGroups][8][4] = {};
-  const std::int8_t* column = digits + (lane >> 2) * pitch + 4 * (lane & 3) + 32 * warp;
-  bool is_used[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) is_used[g] = (lane >> 2) + 8 * g < columns;
-  int slot = 0;
-#pragma unroll 1
-  for (int at = warp; at < stream.units; at += kWarps) {
-    cp_async_wait<kStages - 2>();
-    __syncwarp();
-    stream.template fetch<kWords>(slot == 0 ? kStages - 1 : slot - 1, words, lane);
-    const std::uint32_t* tiles = ring + slot * 8 * words;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t b[kGroups][4];
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        std::uint32_t d = 0;
-        if (is_used[g]) {
-          d = *reinterpret_cast<const std::uint32_t*>(column + 8 * g * pitch + 16 * half);
-        }
-        b[g][0] = __byte_perm(d, 0, 0x0000);
-        b[g][1] = __byte_perm(d, 0, 0x1111);
-        b[g][2] = __byte_perm(d, 0, 0x2222);
-        b[g][3] = __byte_perm(d, 0, 0x3333);
-      }
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        std::uint32_t x[8];
-        tile_lane.products(tiles + (half * 8 + n) * (words / 2), x);
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          mma_u8s8(acc[g][n], x[0], x[4], x[1], x[5], b[g][0], b[g][1]);
-          mma_u8s8(acc[g][n], x[2], x[6], x[3], x[7], b[g][2], b[g][3]);
-        }
-      }
-    }
-    column += 32 * kWarps;
-    slot = slot == kStages - 1 ? 0 : slot + 1;
-  }
-  if (warp >= stream.units) return;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int c = 8 * g + 2 * (lane & 3) + i;
-      if (c >= columns) continue;
-      int* to = sums + c * 128 + (lane >> 2);
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        add_here(to + 16 * n, acc[g][n][i]);
-        add_here(to + 16 * n + 8, acc[g][n][i + 2]);
-      }
-    }
-  }
 }
 
 // Row of a (position, block) pair: mostly the first, which costs no division.
@@ -258,11 +192,11 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   const bool is_linear = jobs.experts == nullptr;
 
   // After the rings: sums (columns, 128), digits (columns, pitch), then what is kept of the
-  // transform. The pitch keeps eight columns in different banks.
+  // transform. The pitch keeps two columns in different banks.
   int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
   const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
   std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + 128 * max_columns);
-  const int pitch = 128 * ((all_blocks + splits - 1) / splits) + 16;
+  const int pitch = 128 * ((all_blocks + splits - 1) / splits) + kPitchPad;
   if (threadIdx.x < kGemvRows) {
     shared.row_max[threadIdx.x] = 0;
     shared.cluster_max[threadIdx.x] = 0;
@@ -312,7 +246,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   }
   prefetch_scales(strip, 128 * first, blocks);
   const int stages = stages_of(strip.words);
-  Stream<kWarps> stream(strip, smem, stages, 4 * first, 4 * blocks, warp, lane);
+  Stream<kWarps> stream(strip, smem, stages, 2 * first, 2 * blocks, warp, lane);
 #pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
   if (threadIdx.x == 0) {
@@ -338,7 +272,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   const int at = 128 * (first + warp) + 4 * lane;
   if (warp < blocks) input.suh = __ldcg(reinterpret_cast<const uint2*>(strip.suh + at));
   if (is_known) pdl_wait();
-  pdl_trigger();
+  pdl_trigger();  // not before the wait: gdn_few.cu reads what is older than this kernel
 
   if (warp < blocks) {
     const std::int64_t from = static_cast<std::int64_t>(source) * jobs.in + at;
@@ -359,7 +293,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
                     reinterpret_cast<float4*>(digits + max_columns * pitch), shared);
 
   const std::uint32_t* ring =
-      reinterpret_cast<const std::uint32_t*>(smem) + warp * stages * 8 * strip.words;
+      reinterpret_cast<const std::uint32_t*>(smem) + warp * stages * (slot_bytes(strip.words) / 4);
   const int columns = count * jobs.digits;
   switch (strip.words) {
     case 48:
@@ -427,7 +361,7 @@ int ring_bytes(const Jobs& jobs, int warps) {
   int ring = 0;
   for (int p = 0; p < jobs.n + jobs.shared_n; ++p) {
     const int words = jobs.projection[p].words;
-    ring = std::max(ring, warps * stages_of(words) * 32 * words);
+    ring = std::max(ring, warps * stages_of(words) * slot_bytes(words));
   }
   return ring;
 }
@@ -437,7 +371,7 @@ int keep_items(const Jobs& jobs, int columns, int splits) {
 }
 
 int smem_bytes(const Jobs& jobs, int columns, Shape shape) {
-  const int pitch = 128 * ceil_div(jobs.in / 128, shape.splits) + 16;
+  const int pitch = 128 * ceil_div(jobs.in / 128, shape.splits) + kPitchPad;
   return ring_bytes(jobs, shape.warps) + columns * (512 + pitch) +
          512 * keep_items(jobs, columns, shape.splits);
 }

@@ -1,5 +1,5 @@
 // The weights of a strip on their way through shared memory: every warp of the GEMV fetches its own
-// units (32 inputs, 128 outputs) into a ring of its own. And what is sent for ahead of its use.
+// units (64 inputs, 64 outputs) into a ring of its own. And what is sent for ahead of its use.
 #pragma once
 
 #include "cuda/cp_async.cuh"
@@ -32,51 +32,49 @@ __device__ __forceinline__ void prefetch_scales(const Strip& strip, int first, i
   if (thread < 4 && strip.bias != nullptr) prefetch_line(strip.bias + 32 * thread);
 }
 
-// One unit: two k-tiles of the strip, to the lane's part of a ring slot.
-template <int kWords>
-__device__ __forceinline__ void fetch_unit(std::uint32_t to, const std::byte* row0,
-                                           const std::byte* row1, int words, int lane) {
-  const int w = kWords != 0 ? kWords : words;
-#pragma unroll
-  for (int i = 0; i < (2 * w + 31) / 32; ++i) {
-    if (kWords == 0 || 2 * kWords % 32 != 0) {
-      if (lane + 32 * i >= 2 * w) break;
-    }
-    const std::byte* from = lane + 32 * i < w ? row0 : row1;
-    cp_async16_shared(to + 512u * static_cast<unsigned>(i), from + 512 * i);
-  }
-}
+// A unit in its ring slot: four rows of k-tiles, each of four tiles and 32 bytes of padding.
+__host__ __device__ constexpr int row_bytes(int words) { return 8 * words + 32; }
+__host__ __device__ constexpr int slot_bytes(int words) { return 4 * row_bytes(words); }
+__host__ __device__ constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
 
-// The weights of one warp: units warp, warp + kWarps, ... of the block, through a ring of its own.
+// The weights of one warp, units of 64 inputs by half of the strip's outputs: the half warp % 2, of
+// the block's inputs units warp / 2, warp / 2 + kWarps / 2, ... A ring of its own.
 template <int kWarps>
 struct Stream {
-  const std::byte* row0;  // of the next unit, the lane's part
-  const std::byte* row1;
+  const std::byte* from;  // of the next unit, the lane's part: row lane / 8, 16 bytes of every 128
   std::int64_t step;
   std::uint32_t ring;  // shared address of the lane's part of slot 0
-  std::uint32_t slot_bytes;
+  std::uint32_t slot_size;
   int unit;  // next to fetch
   int units;
 
-  // `first`: the block's first unit. memory: the rings of all warps.
+  // `first`: the block's first 64 inputs. memory: the rings of all warps.
   __device__ Stream(const Strip& strip, const uint4* memory, int stages, int first, int units,
                     int warp, int lane)
-      : unit(warp), units(units) {
-    row0 = strip.trellis + 2 * (first + warp) * strip.pitch + 16 * lane;
-    row1 = row0 + strip.pitch - 16 * strip.words;
+      : unit(warp >> 1), units(units) {
+    from = strip.trellis + (4 * (first + unit) + (lane >> 3)) * strip.pitch +
+           (warp & 1) * 8 * strip.words + 16 * (lane & 7);
     step = 2 * kWarps * strip.pitch;
-    slot_bytes = static_cast<std::uint32_t>(32 * strip.words);
-    ring = shared_address(memory) + static_cast<std::uint32_t>(warp * stages) * slot_bytes +
-           16u * static_cast<unsigned>(lane);
+    slot_size = static_cast<std::uint32_t>(slot_bytes(strip.words));
+    ring = shared_address(memory) + static_cast<std::uint32_t>(warp * stages) * slot_size +
+           static_cast<std::uint32_t>((lane >> 3) * row_bytes(strip.words) + 16 * (lane & 7));
   }
 
   template <int kWords>
   __device__ __forceinline__ void fetch(int slot, int words, int lane) {
     if (unit < units) {
-      fetch_unit<kWords>(ring + static_cast<unsigned>(slot) * slot_bytes, row0, row1, words, lane);
-      row0 += step;
-      row1 += step;
-      unit += kWarps;
+      const std::uint32_t to = ring + static_cast<unsigned>(slot) * slot_size;
+      if constexpr (kWords != 0 && kWords % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < kWords / 16; ++i) cp_async16_shared(to + 128 * i, from + 128 * i);
+      } else {
+#pragma unroll 1
+        for (int i = 0; (lane & 7) + 8 * i < words / 2; ++i) {
+          cp_async16_shared(to + 128u * static_cast<unsigned>(i), from + 128 * i);
+        }
+      }
+      from += step;
+      unit += kWarps / 2;
     }
     cp_async_commit();
   }
