@@ -10,6 +10,7 @@
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"
 #include "cuda/exl3_cluster.cuh"
+#include "cuda/exl3_finish.cuh"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_locate.cuh"
 #include "cuda/exl3_multiply.cuh"
@@ -24,7 +25,20 @@ namespace flashnext::cuda {
 
 namespace {
 
-constexpr int kMaxSplits = 8;  // blocks of a cluster
+constexpr int kMaxSplits = 8;        // blocks of a cluster
+constexpr int kMaxSmem = 98 * 1024;  // with what is static, below what any card has
+// Warps of a multiprocessor that the registers are shared out to, with few columns: more would
+// spill, and fewer leave no room for blocks of the kernels before and after.
+#ifndef FN_GEMV_OCCUPANCY
+#define FN_GEMV_OCCUPANCY 24
+#endif
+constexpr int kOccupancy = FN_GEMV_OCCUPANCY;
+// Whether blocks of a launch with more strips than fit at once take several, one after another.
+#ifndef FN_GEMV_LOOP
+#define FN_GEMV_LOOP 1
+#endif
+constexpr bool kMayLoop = FN_GEMV_LOOP != 0;
+constexpr int kKeepOnce = 8;   // the same of a block of many strips, where room is worth more
 constexpr int kPitchPad = 64;  // bytes: an even and an odd column lie in different banks
 constexpr int kKeep = 24;      // most rotated (position, 128 inputs) that a block keeps
 
@@ -35,25 +49,6 @@ __host__ __device__ constexpr bool is_special(int words) {
 __host__ __device__ constexpr int stages_of(int words) {
   return is_special(words) ? ring_stages(words) : ring_stages(128);
 }
-
-// What the warps of a block share; cluster_max, row_sum, the barriers and the sums of columns are
-// pushed to by the blocks of the cluster.
-struct Shared {
-  std::uint64_t max_barrier;
-  std::uint64_t sum_barrier;
-  std::uint32_t row_max[kGemvRows];  // of this block's inputs
-  std::uint32_t cluster_max[kGemvRows];
-  std::int32_t row_sum[kGemvRows];
-  RowLevels levels[kGemvRows];
-  std::int32_t member[kGemvRows];  // positions of the block, which are rows of y
-  std::int32_t source[kGemvRows];  // and their rows of x
-  std::int32_t count;
-  // Of the strip, for the end: kept out of the product's registers.
-  const __half* svh;
-  const float* bias;
-  float* y;
-  std::int32_t out;
-};
 
 // The row of x of a pair.
 __device__ __forceinline__ int source_of(const Jobs& jobs, int pair) {
@@ -173,7 +168,7 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
 }
 
 template <int kGroups, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps)
+__global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) / kWarps)
     gemv_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ uint4 smem[];
   __shared__ Shared shared;
@@ -191,11 +186,12 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   const int blocks = all_blocks * (split + 1) / splits - first;
   const bool is_linear = jobs.experts == nullptr;
 
-  // After the rings: sums (columns, 128), digits (columns, pitch), then what is kept of the
-  // transform. The pitch keeps two columns in different banks.
+  // After the rings: sums (columns, 128), twice if there are more strips to come, digits (columns,
+  // pitch), then what is kept of the transform. The pitch keeps two columns in different banks.
   int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
   const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
-  std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + 128 * max_columns);
+  const int all_sums = (jobs.stride != 0 ? 2 : 1) * 128 * max_columns;
+  std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + all_sums);
   const int pitch = 128 * ((all_blocks + splits - 1) / splits) + kPitchPad;
   if (threadIdx.x < kGemvRows) {
     shared.row_max[threadIdx.x] = 0;
@@ -203,7 +199,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
     shared.row_sum[threadIdx.x] = 0;
   }
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < 128 * max_columns; i += 32 * kWarps) sums[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < all_sums; i += 32 * kWarps) sums[i] = 0;
   if (splits > 1) {
     if (threadIdx.x == 0) {
       init_barrier(&shared.max_barrier);
@@ -249,12 +245,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   Stream<kWarps> stream(strip, smem, stages, 2 * first, 2 * blocks, warp, lane);
 #pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
-  if (threadIdx.x == 0) {
-    shared.svh = strip.svh;
-    shared.bias = strip.bias;
-    shared.y = strip.y;
-    shared.out = strip.out;
-  }
+  if (threadIdx.x == 0) shared.end[0] = end_of(strip);
   // Position 0 of the block is known by now, and with it what its row of x will be multiplied by.
   int source = 0;
   if (is_routed) {
@@ -295,60 +286,50 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? 20 : 12) / kWarps
   const std::uint32_t* ring =
       reinterpret_cast<const std::uint32_t*>(smem) + warp * stages * (slot_bytes(strip.words) / 4);
   const int columns = count * jobs.digits;
-  switch (strip.words) {
-    case 48:
-      multiply<48, kGroups>(stream, 48, ring, digits, pitch, columns, warp, lane, sums);
-      break;
-    case 64:
-      multiply<64, kGroups>(stream, 64, ring, digits, pitch, columns, warp, lane, sums);
-      break;
-    case 80:
-      multiply<80, kGroups>(stream, 80, ring, digits, pitch, columns, warp, lane, sums);
-      break;
-    default:
-      multiply<0, kGroups>(stream, strip.words, ring, digits, pitch, columns, warp, lane, sums);
-      break;
-  }
-  __syncthreads();
-
-  // Row i is finished by the block of rank i % splits; the others push their parts there and are
-  // done.
-  if (splits > 1) {
+  int at_strip = strip_index;
 #pragma unroll 1
-    for (int c = warp; c < columns; c += kWarps) {
-      const int i = c / jobs.digits;
-      const int leader = i % splits;
-      if (leader == split) continue;
-#pragma unroll
-      for (int o = lane; o < 128; o += 32) {
-        push_sum(&sums[c * 128 + o], sums[c * 128 + o], &shared.sum_barrier, leader);
-      }
-      if (lane == 0 && c == i * jobs.digits) {
-        push_sum(&shared.row_sum[i], shared.row_sum[i], &shared.sum_barrier, leader);
-      }
+  for (int turn = 0;; turn ^= 1) {
+    int* strip_sums = sums + turn * 128 * max_columns;
+    switch (strip.words) {
+      case 48:
+        multiply<48, kGroups>(stream, 48, ring, digits, pitch, columns, warp, lane, strip_sums);
+        break;
+      case 64:
+        multiply<64, kGroups>(stream, 64, ring, digits, pitch, columns, warp, lane, strip_sums);
+        break;
+      case 80:
+        multiply<80, kGroups>(stream, 80, ring, digits, pitch, columns, warp, lane, strip_sums);
+        break;
+      default:
+        multiply<0, kGroups>(stream, strip.words, ring, digits, pitch, columns, warp, lane,
+                             strip_sums);
+        break;
     }
-    if (split >= count) return;
-    const int led = (count - split + splits - 1) / splits;
-    if (threadIdx.x == 0) {
-      expect_bytes(&shared.sum_barrier, led * (splits - 1) * (512 * jobs.digits + 4));
-    }
-    await(&shared.sum_barrier);
-  }
+    // The next strip's weights travel during this one's end. It shares nothing with the next but
+    // `end`, so that one barrier a strip is enough: behind it, everybody is done with the strip
+    // before.
+    const int next = at_strip + jobs.stride;
+    const bool is_last = jobs.stride == 0 || next >= jobs.strips;
+    if (!is_last) {
+      const Strip following = locate(jobs, next, nullptr);
+      prefetch_scales(following, 0, 0);
+      __syncwarp();  // all lanes have read the last unit
+      stream = Stream<kWarps>(following, smem, stages, 0, 2 * blocks, warp, lane);
 #pragma unroll 1
-  for (int i = split + warp * splits; i < count; i += splits * kWarps) {
-    const int4* a = reinterpret_cast<const int4*>(sums + i * jobs.digits * 128) + lane;
-    const int4 high = a[0];
-    int4 low = make_int4(0, 0, 0, 0);
-    if (jobs.digits == 2) low = a[32];
-    const RowScale scale{shared.levels[i].q, shared.row_sum[i]};
-    const long long weight = jobs.digits == 2 ? 256 : 1;
-    const long long centre = 510LL * scale.sum;
-    float v[4] = {affine(weight * high.x + low.x - centre, scale),
-                  affine(weight * high.y + low.y - centre, scale),
-                  affine(weight * high.z + low.z - centre, scale),
-                  affine(weight * high.w + low.w - centre, scale)};
-    finish_row(v, scale.q, lane, shared.svh, shared.bias,
-               shared.y + static_cast<std::int64_t>(shared.member[i]) * shared.out);
+      for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
+    }
+    __syncthreads();
+    if (!is_last && threadIdx.x == 0) shared.end[turn ^ 1] = end_of(locate(jobs, next, nullptr));
+    if (splits > 1 &&
+        !gather_sums(jobs, strip_sums, columns, count, split, splits, warp, lane, kWarps, shared)) {
+      return;
+    }
+#pragma unroll 1
+    for (int i = split + warp * splits; i < count; i += splits * kWarps) {
+      finish_position(jobs, strip_sums + i * jobs.digits * 128, i, lane, shared.end[turn], shared);
+    }
+    if (is_last) return;
+    at_strip = next;
   }
 }
 
@@ -370,22 +351,22 @@ int keep_items(const Jobs& jobs, int columns, int splits) {
   return std::min(kKeep, columns / jobs.digits * ceil_div(jobs.in / 128, splits));
 }
 
-int smem_bytes(const Jobs& jobs, int columns, Shape shape) {
+// sums: sets of them; keep: items.
+int smem_bytes(const Jobs& jobs, int columns, Shape shape, int sums, int keep) {
   const int pitch = 128 * ceil_div(jobs.in / 128, shape.splits) + kPitchPad;
-  return ring_bytes(jobs, shape.warps) + columns * (512 + pitch) +
-         512 * keep_items(jobs, columns, shape.splits);
+  return ring_bytes(jobs, shape.warps) + columns * (512 * sums + pitch) + 512 * keep;
 }
 
 // A multiprocessor wants about 16 warps; a block costs a few units of its own.
 Shape choose_shape(const Jobs& jobs, int strips, int columns) {
-  constexpr int kMaxSmem = 98 * 1024;  // with what is static, below what any card has
   const int blocks = jobs.in / 128;
   const int processors = multiprocessors();
   Shape best{0, 0};
   int best_cost = 0;
   for (const int warps : {4, 8}) {
     for (int splits = 1; splits <= std::min(kMaxSplits, blocks); ++splits) {
-      if (smem_bytes(jobs, columns, {splits, warps}) > kMaxSmem) continue;
+      const int keep = keep_items(jobs, columns, splits);
+      if (smem_bytes(jobs, columns, {splits, warps}, 1, keep) > kMaxSmem) continue;
       // Clusters of an odd size leave gaps: nearly full, they would need a second wave.
       const int slots = processors * (warps == 4 ? 5 : 2);
       if ((splits & (splits - 1)) != 0 && 10 * strips * splits > 9 * slots) continue;
@@ -404,10 +385,26 @@ Shape choose_shape(const Jobs& jobs, int strips, int columns) {
 
 template <int kGroups, int kWarps>
 void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int splits) {
+  auto* kernel = gemv_kernel<kGroups, kWarps>;
+  const Shape shape{splits, kWarps};
   jobs.ring_parts = ring_bytes(jobs, kWarps) / 16;
   jobs.keep = keep_items(jobs, columns, splits);
-  const int smem = smem_bytes(jobs, columns, {splits, kWarps});
-  auto* kernel = gemv_kernel<kGroups, kWarps>;
+  int smem = smem_bytes(jobs, columns, shape, 1, jobs.keep);
+  // One linear of many strips, whose transform is the same for all: blocks that stay.
+  const int loop_keep = std::min(kKeepOnce, jobs.keep);
+  const int loop_smem = smem_bytes(jobs, columns, shape, 2, loop_keep);
+  if (kMayLoop && jobs.experts == nullptr && jobs.n == 1 && splits == 1 && loop_smem <= kMaxSmem) {
+    allow_smem(kernel, loop_smem);
+    int resident = 0;
+    FN_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kWarps,
+                                                          static_cast<std::size_t>(loop_smem)));
+    resident *= multiprocessors();
+    if (resident > 0 && strips > resident) {
+      smem = loop_smem;
+      jobs.keep = loop_keep;
+      jobs.stride = strips = resident;
+    }
+  }
   allow_smem(kernel, smem);
   launch_pdl_cluster(stream, kernel,
                      dim3(static_cast<unsigned>(strips), static_cast<unsigned>(splits)),

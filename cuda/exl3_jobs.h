@@ -65,6 +65,7 @@ struct Jobs {
   std::int32_t only;
   std::int32_t ring_parts;  // set by the launcher
   std::int32_t keep;        // set by the launcher
+  std::int32_t stride;      // set by the launcher: strips from one of a block to its next, 0: one
   // GEMV: the shared expert of every row, in blocks of its own before all others. Its projections
   // come after the n; its positions are rows, those of x for the down projection (capacity + row).
   const ExpertRef* shared;     // null: none

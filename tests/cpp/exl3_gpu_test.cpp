@@ -96,6 +96,21 @@ TEST_F(Exl3Gpu, ModelShapes) {
   check_linear({&out}, wide, 40, 40, exl3::kLevels, "out_proj, 40 rows");
 }
 
+// Blocks take several strips, and not all as many.
+TEST_F(Exl3Gpu, MoreStripsThanFitAtOnce) {
+  for (std::int32_t words : {24, 48, 64, 80}) {
+    const Weight w(256, 128 * 2001, words, random, words == 80);
+    for (std::int32_t rows : {0, 1, 2, 3, 5, 8}) {
+      check_linear({&w}, rows_of(8, 256), rows, 8, exl3::kLevels, "many strips, bucket of 8");
+      if (rows == 0) continue;
+      check_linear({&w}, rows_of(8, 256), rows, rows, exl3::kLevels, "many strips");
+    }
+    check_linear({&w}, rows_of(8, 256), 2, 2, exl3::kLevelsOneDigit, "many strips, one digit");
+  }
+  const Weight head(2560, 128 * 1000, 80, random);
+  check_linear({&head}, rows_of(1, 2560), 1, 1, exl3::kLevels, "most of the head");
+}
+
 // More rows than one chunk of the workspace holds.
 TEST_F(Exl3Gpu, RowsInSeveralChunks) {
   const Weight w(6144, 128, 48, random);
