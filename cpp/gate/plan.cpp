@@ -40,6 +40,12 @@ void integer_path(Plan& plan) {
   }
   plan.add("integer", exl3_case, 2560, Outs{{10240, 80}, {6144, 80}}, 1, exl3::kLevels);
   plan.add("integer", exl3_case, 6144, Outs{{2560, 80}}, 7, exl3::kLevels);
+  // More strips than blocks fit on a card at once.
+  for (const std::int32_t words : {24, 80}) {
+    for (const std::int32_t rows : {1, 3, 8}) {
+      plan.add("integer", exl3_case, 128, Outs{{256000, words}}, rows, exl3::kLevels);
+    }
+  }
   for (const std::int32_t words : {40, 48, 80}) {
     const ExpertsShape s{16, 5, 384, 256, {words, words, words}, 4};
     for (const std::int32_t rows : kRows) {
