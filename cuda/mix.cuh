@@ -1,4 +1,4 @@
-// What the kernels of the op `mix` share (stream_mix.cu, mix_decode.cu).
+// What the kernels of the op `mix` share (stream_mix.cu, mix_decode.cu, mix_up.cu).
 #pragma once
 
 #include "cpp/base/math.h"
@@ -53,7 +53,7 @@ inline bool fused_decode(int num_streams, int dim) {
 
 // mix_decode.cu. Norm, down and hidden of a group of at most 8 rows, where fused_decode().
 void mix_stack_decode(cudaStream_t stream, const MixParams& p);
-// Up, gates and x of a group of at most 8 rows.
+// mix_up.cu. Up, gates and x of a group of at most 8 rows.
 void mix_up_decode(cudaStream_t stream, const MixParams& p);
 
 #if defined(__CUDACC__)

@@ -2,8 +2,8 @@
 //
 // mix, per group of rows: norm (pending residual, RMS, planes of the normed stack) -> down and
 // inject (half_product.cuh, partial sums a slice) -> hidden (joins the slices) -> up, gates and x.
-// Up to 32 rows go in groups of 8 through mix_decode.cu, where the real dimensions take two
-// kernels. Same arithmetic.
+// Up to 32 rows go in groups of 8 through mix_decode.cu and mix_up.cu, where the real dimensions
+// take two kernels. Same arithmetic.
 #include "cpp/base/errors.h"
 #include "cuda/kernels.h"
 #include "cuda/mix.cuh"
