@@ -1,7 +1,6 @@
-// Gated DeltaNet around the recurrence: convolution with norms and gates, and the gated output
-// norm. One warp owns 128 channels (one head), four a lane; sums over a head are butterflies of
-// the warp.
-#include "cpp/base/math.h"
+// Gated DeltaNet around the recurrence: products, convolution and window of many rows, a kernel
+// each (few rows: gdn_few.cu), and the gated output norm. One warp owns 128 channels (one head),
+// four a lane; sums over a head are butterflies of the warp.
 #include "cuda/dependent.cuh"
 #include "cuda/gdn.cuh"
 #include "cuda/kernels.h"
@@ -10,39 +9,20 @@ namespace flashnext::cuda {
 namespace {
 
 using gdn::kHead;
+using gdn::kTaps;
+using gdn::load4;
 
-constexpr int kTaps = 4;
 constexpr int kWarps = 4;
 
-__device__ __forceinline__ float sum_of_squares(float4 x) {
-  float s = __fmul_rn(x.x, x.x);
-  s = fmaf(x.y, x.y, s);
-  s = fmaf(x.z, x.z, s);
-  s = fmaf(x.w, x.w, s);
-  return gdn::warp_sum(s);
-}
-
-__device__ __forceinline__ float4 scaled(float4 x, float f) {
-  return {x.x * f, x.y * f, x.z * f, x.w * f};
-}
-
-__device__ __forceinline__ float4 load4(const float* p) {
-  return *reinterpret_cast<const float4*>(p);
-}
-
-__device__ __forceinline__ float tap_sum(const float4& w, float x0, float x1, float x2, float x3) {
-  return fmaf(w.w, x3, fmaf(w.z, x2, fmaf(w.y, x1, w.x * x0)));
-}
-
-// decay and beta of 32 value heads, a lane each.
+// decay and beta of 32 value heads, a lane each, in place of the products.
 __device__ __forceinline__ void gates(const GdnConvArgs& a, int head, int row0, int end) {
   if (head >= a.dims.v_heads) return;
   const float rate = a.rate[head];
   const float bias = a.dt_bias[head];
   for (int r = row0; r < end; ++r) {
     const std::int64_t at = static_cast<std::int64_t>(r) * a.dims.v_heads + head;
-    a.decay[at] = math::exp(-rate * math::softplus(a.a[at] + bias));
-    a.beta[at] = math::sigmoid(a.b[at]);
+    a.decay[at] = gdn::decay_of(a.decay[at], rate, bias);
+    a.beta[at] = math::sigmoid(a.beta[at]);
   }
 }
 
@@ -94,16 +74,7 @@ __global__ void __launch_bounds__(kWarps * 32) conv_kernel(const GdnConvArgs a) 
     }
     x[3] = ahead;
     if (r + 1 < end) ahead = load4(a.u + static_cast<std::int64_t>(r + 1) * channels + channel);
-    float4 y;
-    y.x = math::silu(tap_sum(w[0], x[0].x, x[1].x, x[2].x, x[3].x));
-    y.y = math::silu(tap_sum(w[1], x[0].y, x[1].y, x[2].y, x[3].y));
-    y.z = math::silu(tap_sum(w[2], x[0].z, x[1].z, x[2].z, x[3].z));
-    y.w = math::silu(tap_sum(w[3], x[0].w, x[1].w, x[2].w, x[3].w));
-    if (head < 2 * a.dims.k_heads) {
-      float norm = math::rsqrt(sum_of_squares(y) + 1e-6f);
-      if (head < a.dims.k_heads) norm = norm * 0.088388347648318447f;  // 128^-0.5
-      y = scaled(y, norm);
-    }
+    const float4 y = gdn::conv_row(w, x, head, a.dims);
     *reinterpret_cast<float4*>(a.qkv + static_cast<std::int64_t>(r) * channels + channel) = y;
     x[0] = x[1];
     x[1] = x[2];
@@ -117,13 +88,13 @@ __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const GdnGateArgs a) 
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int rows = a.rows.scale * *a.rows.count;
   const float4 w = load4(a.w + 4 * lane);
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   if (item >= static_cast<std::int64_t>(rows) * a.v_heads) return;
   const std::int64_t at = item * kHead + 4 * lane;
   const float4 o = load4(a.o + at);
   const float4 z = load4(a.z + at);
-  const float norm = math::rsqrt(fmaf(sum_of_squares(o), 1.0f / kHead, a.eps));
+  const float norm = math::rsqrt(fmaf(gdn::sum_of_squares(o), 1.0f / kHead, a.eps));
   auto gate = [&](float v) { return a.silu_gate != 0 ? math::silu(v) : math::sigmoid(v); };
   float4 y;
   y.x = o.x * norm * w.x * gate(z.x);
@@ -133,12 +104,38 @@ __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const GdnGateArgs a) 
   *reinterpret_cast<float4*>(a.y + at) = y;
 }
 
+// a x and b x, left where the gates will be.
+DenseArgs products_of(const GdnConvArgs& args) {
+  DenseArgs dense{};
+  dense.rows = {&args.step.head->rows, 1, args.step.max_rows};
+  dense.x = args.x;
+  dense.w[0] = args.a;
+  dense.w[1] = args.b;
+  dense.y[0] = args.decay;
+  dense.y[1] = args.beta;
+  dense.n = 2;
+  dense.workspace = args.workspace;
+  return dense;
+}
+
 }  // namespace
+
+std::size_t workspace_bytes(const GdnConvArgs& args) {
+  return gdn::is_few(args) ? 0 : workspace_bytes(products_of(args));
+}
 
 void gdn_conv(cudaStream_t stream, const GdnConvArgs& args) {
   gdn::check_dims(args.dims);
-  check(args.dims.kernel == kTaps, "gdn_conv: the CUDA kernel is built for 4 taps");
-  const int warps = 2 * args.dims.k_heads + args.dims.v_heads + (args.dims.v_heads + 31) / 32;
+  check(args.dims.kernel == kTaps, "gdn_conv: the CUDA kernels are built for 4 taps");
+  check(args.a.out == args.dims.v_heads && args.b.out == args.dims.v_heads,
+        "gdn_conv: gates have one output a value head");
+  check(args.a.in == args.b.in && args.a.in % 8 == 0,
+        "gdn_conv: weights of the gates share `in`, a multiple of 8");
+  if (args.step.max_rows <= 0) return;
+  if (gdn::is_few(args)) return gdn::conv_few(stream, args);
+  dense(stream, products_of(args));
+  const int heads = 2 * args.dims.k_heads + args.dims.v_heads;
+  const int warps = heads + (args.dims.v_heads + 31) / 32;
   const unsigned groups = static_cast<unsigned>((warps + kWarps - 1) / kWarps);
   // Long buckets share the taps and weights among 16 rows; the arithmetic of a row is the same.
   if (args.step.max_rows <= 64) {
@@ -148,6 +145,8 @@ void gdn_conv(cudaStream_t stream, const GdnConvArgs& args) {
     const unsigned tiles = static_cast<unsigned>((args.step.max_rows + 15) / 16);
     launch_dependent(stream, dim3(groups, tiles), kWarps * 32, 0, conv_kernel<16>, args);
   }
+  window_push(stream,
+              {args.step, args.u, args.window, args.dims.slot_stride, kTaps - 1, heads * kHead});
 }
 
 void gdn_gate(cudaStream_t stream, const GdnGateArgs& args) {

@@ -19,7 +19,7 @@ void exl3_linear(cudaStream_t stream, const Exl3LinearArgs& args);
 void experts(cudaStream_t stream, const ExpertsArgs& args);
 // dense.cu
 void dense(cudaStream_t stream, const DenseArgs& args);
-// gdn.cu
+// gdn*.cu
 void gdn_conv(cudaStream_t stream, const GdnConvArgs& args);
 void gdn_recur(cudaStream_t stream, const GdnRecurArgs& args);
 void gdn_gate(cudaStream_t stream, const GdnGateArgs& args);
@@ -55,6 +55,7 @@ void pace(cudaStream_t stream, const PaceArgs& args);
 std::size_t workspace_bytes(const MixArgs& args);
 std::size_t workspace_bytes(const Exl3LinearArgs& args);
 std::size_t workspace_bytes(const DenseArgs& args);
+std::size_t workspace_bytes(const GdnConvArgs& args);
 std::size_t workspace_bytes(const IndexSelectArgs& args);
 std::size_t workspace_bytes(const AttentionArgs& args);
 std::size_t workspace_bytes(const ExpertsArgs& args);

@@ -97,6 +97,8 @@ std::size_t workspace_bytes(Op op, const void* args) {
       return workspace_bytes(*static_cast<const Exl3LinearArgs*>(args));
     case Op::kDense:
       return workspace_bytes(*static_cast<const DenseArgs*>(args));
+    case Op::kGdnConv:
+      return workspace_bytes(*static_cast<const GdnConvArgs*>(args));
     case Op::kIndexSelect:
       return workspace_bytes(*static_cast<const IndexSelectArgs*>(args));
     case Op::kAttention:

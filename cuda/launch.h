@@ -2,6 +2,9 @@
 // the stream still runs, fetch what nobody writes (weights), and must call pdl_wait() in every
 // block before it touches anything else or ends. Since every such kernel waits for its predecessor
 // to complete, "my predecessor is complete" means that all work before it is complete too.
+// Most call pdl_trigger() first thing. One that calls it after its pdl_wait() says more: whoever
+// starts behind it starts when all work before it is complete, and may read that work's results
+// before its own wait. gdn_few.cu does so behind the EXL3 GEMV.
 #pragma once
 
 #include "cuda/check.h"

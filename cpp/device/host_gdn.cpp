@@ -1,7 +1,6 @@
-// Gated DeltaNet on the host (spec/model.md 3): convolution and gates, the token recurrence, the
-// gated norm of its output.
-#include "cpp/base/errors.h"
-#include "cpp/device/host_ops.h"
+// Gated DeltaNet on the host (spec/model.md 3): convolution with gates and window, the token
+// recurrence, the gated norm of its output.
+#include "cpp/device/host_rows.h"
 #include "cpp/device/host_vec.h"
 
 #include <algorithm>
@@ -66,8 +65,10 @@ void check_dims(const GdnDims& dims) {
 void gdn_conv(const GdnConvArgs& args, Context& context) {
   const GdnDims& dims = args.dims;
   check_dims(dims);
+  check(args.a.out == dims.v_heads && args.b.out == dims.v_heads,
+        "DeltaNet gates have one output a value head");
   const StepView& step = args.step;
-  const std::int64_t rows = step.head->rows;
+  const std::int32_t rows = checked_rows({&step.head->rows, 1, step.max_rows}, "gdn_conv");
   const int kernel = dims.kernel;
   const std::int64_t heads = 2 * dims.k_heads + dims.v_heads;
   const std::int64_t channels = heads * kGdnHead;
@@ -89,7 +90,7 @@ void gdn_conv(const GdnConvArgs& args, Context& context) {
         }
       }
       const std::int64_t row0 = piece % chunks * kRowsAPiece;
-      for (std::int64_t r = row0; r < std::min(row0 + kRowsAPiece, rows); ++r) {
+      for (std::int64_t r = row0; r < std::min<std::int64_t>(row0 + kRowsAPiece, rows); ++r) {
         const Segment& segment = step.segments[step.rows[r].segment];
         const float* window = args.window + segment.state_in * dims.slot_stride + channel;
         const float* source[kMaxTaps];
@@ -114,14 +115,23 @@ void gdn_conv(const GdnConvArgs& args, Context& context) {
     }
   });
 
+  // The products lie where the gates will.
+  const DenseWeight weights[] = {args.a, args.b};
+  float* const products_at[] = {args.decay, args.beta};
+  products(weights, products_at, 2, args.x, rows, context);
   context.pool.parallel_for(rows, kRowsAPiece, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin * dims.v_heads; i < end * dims.v_heads; ++i) {
       const std::int64_t j = i % dims.v_heads;
-      args.decay[i] = math::exp(-(args.rate[j] * math::softplus(args.a[i] + args.dt_bias[j])));
-      args.beta[i] = math::sigmoid(args.b[i]);
+      args.decay[i] = math::exp(-(args.rate[j] * math::softplus(args.decay[i] + args.dt_bias[j])));
+      args.beta[i] = math::sigmoid(args.beta[i]);
     }
   });
+  window_push({step, args.u, args.window, dims.slot_stride, kernel - 1,
+               static_cast<std::int32_t>(channels)},
+              context);
 }
+
+std::size_t workspace_bytes(const GdnConvArgs&, int) { return 0; }
 
 // NOTE: pieces of several segments run at once, so no segment may write a slot another one reads.
 void gdn_recur(const GdnRecurArgs& args, Context& context) {

@@ -84,6 +84,8 @@ std::size_t workspace_bytes(Op op, const void* args, int threads) {
       return workspace_bytes(as<Exl3LinearArgs>(args), threads);
     case Op::kDense:
       return workspace_bytes(as<DenseArgs>(args), threads);
+    case Op::kGdnConv:
+      return workspace_bytes(as<GdnConvArgs>(args), threads);
     case Op::kIndexSelect:
       return workspace_bytes(as<IndexSelectArgs>(args), threads);
     case Op::kAttention:

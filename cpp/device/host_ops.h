@@ -46,6 +46,7 @@ void pace(const PaceArgs& args, Context& context);
 std::size_t workspace_bytes(const MixArgs& args, int threads);
 std::size_t workspace_bytes(const Exl3LinearArgs& args, int threads);
 std::size_t workspace_bytes(const DenseArgs& args, int threads);
+std::size_t workspace_bytes(const GdnConvArgs& args, int threads);
 std::size_t workspace_bytes(const IndexSelectArgs& args, int threads);
 std::size_t workspace_bytes(const AttentionArgs& args, int threads);
 std::size_t workspace_bytes(const ExpertsArgs& args, int threads);

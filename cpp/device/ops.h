@@ -230,22 +230,30 @@ struct GdnDims {
   std::int64_t slot_stride;  // floats between the states of two slots
 };
 
-// Depthwise causal convolution, SiLU, l2 norms and gates. Reads the window of state_in, writes no
-// state.
+// What stands between the projections of a layer and its recurrence: the depthwise causal
+// convolution of u with SiLU and l2 norms; the products a x and b x, with the arithmetic of kDense,
+// and the gates that come of them; then the push of u, as kWindowPush does it: window of state_out
+// = the last kernel - 1 rows of (window of state_in, then u).
+//
+// NOTE: x and the window of state_in must be complete before the op that precedes this one in its
+// stream starts (in a step that op is the projection to u): a device may read both while that op
+// still runs.
 struct GdnConvArgs {
   static constexpr Op kOp = Op::kGdnConv;
   StepView step;
   GdnDims dims;
   const float* u;        // (rows, C), C = 2 k_heads * 128 + v_heads * 128
-  const float* a;        // (rows, v_heads)
-  const float* b;        // (rows, v_heads)
+  const float* x;        // (rows, a.in): input of the layer
+  DenseWeight a;         // v_heads outputs
+  DenseWeight b;         // v_heads outputs, `in` of a
   const float* conv;     // (C, kernel)
   const float* rate;     // (v_heads): exp(A_log)
   const float* dt_bias;  // (v_heads)
-  const float* window;   // state: (slots; kernel - 1, C), oldest first
+  float* window;         // in/out state: (slots; kernel - 1, C), oldest first
   float* qkv;            // out (rows, C): q normed and scaled by 128^-0.5, k normed, v
   float* decay;          // out (rows, v_heads): exp(g)
   float* beta;           // out (rows, v_heads)
+  Workspace workspace;
 };
 
 // The token recurrence. M of state_in -> o of every row, M of state_out.

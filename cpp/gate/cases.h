@@ -70,8 +70,9 @@ struct ExpertsShape {
 Case experts_case(const ExpertsShape& s, std::int32_t rows, std::int32_t levels, bool picked);
 
 // ---- Gated DeltaNet: cases_gdn.cpp
-Case gdn_conv_case(std::int32_t k_heads, std::int32_t v_heads,
-                   const std::vector<std::int32_t>& lengths);
+// `in`: inputs of the gates' products. In place: every segment writes the slot that it reads.
+Case gdn_conv_case(std::int32_t k_heads, std::int32_t v_heads, std::int32_t in,
+                   const std::vector<std::int32_t>& lengths, bool in_place);
 Case gdn_recur_case(std::int32_t k_heads, std::int32_t v_heads,
                     const std::vector<std::int32_t>& lengths);
 Case gdn_gate_case(std::int32_t v_heads, std::int32_t rows, bool silu);

@@ -1,5 +1,6 @@
 // The elementary functions of cpp/base/math.h through the ops that use them, over all exponents and
 // bit for bit.
+#include "cpp/base/half.h"
 #include "cpp/gate/cases.h"
 
 #include <bit>
@@ -56,24 +57,33 @@ Case silu_exp_softplus_case() {
   c.op = Op::kGdnConv;
   c.name = "silu, exp, softplus and sigmoid by gdn_conv";
   constexpr std::int32_t kHead = 128;
-  constexpr std::int32_t kHeads = 2;  // value heads of one key head
+  constexpr std::int32_t kHeads = 48;  // value heads of one key head
   constexpr std::int32_t kChannels = (2 + kHeads) * kHead;
+  constexpr std::int32_t kIn = 48;
   const std::vector<float> values = all_exponents(random, 60);
   constexpr std::int32_t kRows = 24;
   // One sequence from position 0; queries and keys are zero, so that their norms say nothing.
   Segmented s;
   s.segments.push_back({0, kRows, 0, 0, 0, 0});
-  std::vector<float> u(z(kRows) * kChannels), a_values, b_values;
+  // Each gate's product picks one fp16 value of x, which leaves nothing to round; the bias of
+  // softplus may be any value.
+  std::vector<float> u(z(kRows) * kChannels), x(z(kRows) * kIn);
+  std::vector<std::uint16_t> picks(z(kHeads) * kIn);
   std::size_t at = 0;
   for (std::int32_t r = 0; r < kRows; ++r) {
     s.rows.push_back({1, 0, 0, r, 0, 0});
     for (std::int32_t i = 2 * kHead; i < kChannels; ++i) {
       u[z(r) * kChannels + z(i)] = values[at++ % values.size()];
     }
-    for (std::int32_t h = 0; h < kHeads; ++h) {
-      a_values.push_back(values[(at += 53) % values.size()]);
-      b_values.push_back(values[(at += 53) % values.size()]);
+    // The first rows have no more than the bias.
+    for (std::int32_t i = 0; i < kIn && r >= kRows / 4; ++i) {
+      x[z(r) * kIn + z(i)] = f16_to_f32(f32_to_f16(values[(at += 53) % values.size()]));
     }
+  }
+  std::vector<float> dt_bias_values(kHeads);
+  for (std::int32_t h = 0; h < kHeads; ++h) {
+    picks[z(h) * kIn + z(h)] = f32_to_f16(1.0f);
+    dt_bias_values[z(h)] = values[(at += 67) % values.size()];
   }
   c.rows = kRows;
   c.segments = 1;
@@ -83,11 +93,11 @@ Case silu_exp_softplus_case() {
   const auto rows_at = c.add("rows", s.rows);
   const auto segments = c.add("segments", s.segments);
   const auto u_at = c.add("u", u);
-  const auto a_at = c.add("a", a_values);
-  const auto b_at = c.add("b", b_values);
+  const auto x_at = c.add("x", x);
+  const auto picks_at = c.add("picks", picks);
   const auto conv = c.add("conv", taps);
   const auto rate = c.add("rate", std::vector<float>(kHeads, 1.0f));
-  const auto dt_bias = c.add("dt_bias", std::vector<float>(kHeads));
+  const auto dt_bias = c.add("dt_bias", dt_bias_values);
   const auto window = c.add("window", std::vector<float>(z(stride)));
   const auto qkv = c.out<float>("values", kChannels);
   const auto decay = c.out<float>("decay", kHeads);
@@ -101,8 +111,8 @@ Case silu_exp_softplus_case() {
     a.step.max_segments = 1;
     a.dims = {1, kHeads, kHead, 4, stride};
     a.u = p.at<float>(u_at);
-    a.a = p.at<float>(a_at);
-    a.b = p.at<float>(b_at);
+    a.x = p.at<float>(x_at);
+    a.a = a.b = {p.at<std::uint16_t>(picks_at), kIn, kHeads};
     a.conv = p.at<float>(conv);
     a.rate = p.at<float>(rate);
     a.dt_bias = p.at<float>(dt_bias);

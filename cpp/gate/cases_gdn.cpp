@@ -1,5 +1,8 @@
-// Cases of Gated DeltaNet: convolution and gates, the recurrence over states, the gated norm.
+// Cases of Gated DeltaNet: convolution with gates and window, the recurrence over states, the gated
+// norm.
 #include "cpp/gate/cases.h"
+
+#include <cmath>
 
 namespace flashnext::gate {
 
@@ -30,37 +33,45 @@ void view_step(const Placed& p, std::size_t rows, std::size_t segments, std::int
 
 }  // namespace
 
-Case gdn_conv_case(std::int32_t k_heads, std::int32_t v_heads,
-                   const std::vector<std::int32_t>& lengths) {
+Case gdn_conv_case(std::int32_t k_heads, std::int32_t v_heads, std::int32_t in,
+                   const std::vector<std::int32_t>& lengths, bool in_place) {
   Random random(41);
   Case c;
   c.op = Op::kGdnConv;
-  c.name = "gdn_conv" + shape_name(k_heads, v_heads, lengths.size());
-  const Segmented s = make_segments(lengths);
+  c.name = "gdn_conv" + shape_name(k_heads, v_heads, lengths.size()) + ", in " +
+           std::to_string(in) + (in_place ? ", in place" : "");
+  Segmented s = make_segments(lengths);
+  if (in_place) {
+    for (Segment& segment : s.segments) segment.state_out = segment.state_in;
+  }
   c.rows = static_cast<std::int32_t>(s.rows.size());
   c.segments = static_cast<std::int32_t>(s.segments.size());
   const std::int32_t channels = (2 * k_heads + v_heads) * kHead;
   const std::int64_t stride = std::int64_t{kTaps - 1} * channels + 8;
+  const float scale = 2.0f / std::sqrt(static_cast<float>(in));
   const auto rows_at = c.add("rows", s.rows);
   const auto segments = c.add("segments", s.segments);
   const auto u = c.add("u", uniform(random, z(c.rows) * z(channels), -1.5f, 1.5f));
-  const auto a_at = c.add("a", uniform(random, z(c.rows) * z(v_heads), -3, 3));
-  const auto b_at = c.add("b", uniform(random, z(c.rows) * z(v_heads), -3, 3));
+  const auto x = c.add("x", random.floats(z(c.rows) * z(in)));
+  const auto a_at = c.add("a", random.halves(z(v_heads) * z(in), scale));
+  const auto b_at = c.add("b", random.halves(z(v_heads) * z(in), scale));
   const auto conv = c.add("conv", uniform(random, z(channels) * kTaps, -1, 1));
   const auto rate = c.add("rate", uniform(random, z(v_heads), 0.01f, 0.5f));
   const auto dt_bias = c.add("dt_bias", uniform(random, z(v_heads), -1, 1));
-  const auto window = c.add("window", uniform(random, z(2 * c.segments) * z(stride), -1.5f, 1.5f));
+  const auto window =
+      c.add_output("window", uniform(random, z(2 * c.segments) * z(stride), -1.5f, 1.5f), 0, 0);
   const auto qkv = c.out<float>("qkv", z(channels), 2e-6);
-  const auto decay = c.out<float>("decay", z(v_heads), kNormTolerance);
-  const auto beta = c.out<float>("beta", z(v_heads), kNormTolerance);
+  const auto decay = c.out<float>("decay", z(v_heads), kProductTolerance);
+  const auto beta = c.out<float>("beta", z(v_heads), kProductTolerance);
   const std::int32_t max_segments = c.segments;
   c.launch = [=](const Placed& p) {
     GdnConvArgs a{};
     view_step(p, rows_at, segments, max_segments, a.step);
     a.dims = {k_heads, v_heads, kHead, kTaps, stride};
     a.u = p.at<float>(u);
-    a.a = p.at<float>(a_at);
-    a.b = p.at<float>(b_at);
+    a.x = p.at<float>(x);
+    a.a = {p.at<std::uint16_t>(a_at), in, v_heads};
+    a.b = {p.at<std::uint16_t>(b_at), in, v_heads};
     a.conv = p.at<float>(conv);
     a.rate = p.at<float>(rate);
     a.dt_bias = p.at<float>(dt_bias);

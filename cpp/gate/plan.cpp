@@ -135,12 +135,25 @@ void sequences(Plan& plan) {
   for (const Lengths& lengths :
        {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
     for (const std::int32_t k_heads : {2, 16}) {
-      plan.add("ops", gdn_conv_case, k_heads, 3 * k_heads, lengths);
+      for (const bool in_place : {false, true}) {
+        plan.add("ops", gdn_conv_case, k_heads, 3 * k_heads, 160 * k_heads, lengths, in_place);
+      }
       plan.add("ops", gdn_recur_case, k_heads, 3 * k_heads, lengths);
     }
     plan.add("ops", window_push_case, kTiny, 9, lengths);
     plan.add("ops", ple_conv_case, kTiny, lengths);
   }
+  // One kernel up to 8 rows, however they are dealt out, and several for more.
+  for (const Lengths& lengths :
+       {Lengths{2}, Lengths{1, 2}, Lengths{4}, Lengths{1, 1, 3}, Lengths{2, 4}, Lengths{1, 2, 4},
+        Lengths{8}, Lengths{1, 5, 2}, Lengths{9}, Lengths{1, 2, 61}}) {
+    for (const bool in_place : {false, true}) {
+      plan.add("ops", gdn_conv_case, 16, 48, 2560, lengths, in_place);
+    }
+  }
+  plan.add("ops", gdn_conv_case, 1, 4, 1288, Lengths{3, 2}, false);  // a ragged chunk of k
+  plan.add("ops", gdn_conv_case, 1, 4, 2720, Lengths{3, 2}, true);   // more than one slice of k
+  plan.add("ops", gdn_conv_case, 1, 4, 2720, Lengths{40, 3}, false);
   plan.add("ops", window_push_case, kReal, 3, Lengths{1, 2, 3, 4, 5});
   plan.add("ops", ple_conv_case, kReal, Lengths{1, 5, 2});
   for (const std::int32_t rows : kFewRows) {

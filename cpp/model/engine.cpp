@@ -68,7 +68,7 @@ void Engine::allocate(std::int32_t large_rows) {
     lanes_[i].spare = static_cast<std::int32_t>(2 * i + 1);
   }
   const auto buffer = [&](std::int32_t rows) {
-    return std::make_unique<StepBuffer>(device_, rows, std::max(options_.lanes, 2), max_pages_);
+    return std::make_unique<StepBuffer>(device_, rows, options_.lanes, max_pages_);
   };
   small_ = buffer(kMaxDecodeRows);
   rewind_ = buffer(kMaxDecodeRows);

@@ -16,7 +16,7 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
   std::swap(l.slot, l.spare);  // the state before the step
   if (keep > 0) {
     // The kept rows again, from the old state into the spare slot, by the same ops on the same
-    // inputs.
+    // inputs. They find their rows by the segment alone.
     const StepBuffer& b = *rewind_;
     Segment segment = l.last;
     segment.rows = keep;
@@ -24,14 +24,6 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
     segment.state_out = l.spare;
     b.head() = {segment.row0 + keep, 1, 0, 0};
     b.segments()[0] = segment;
-    // Rows of other lanes come before ours. They belong to a segment beyond head->segments without
-    // history: the convolution recomputes them into scratch, and no state is touched.
-    b.segments()[1] = {0, 0, 0, index, l.slot, l.slot};
-    for (std::int32_t i = 0; i < segment.row0 + keep; ++i) {
-      Row row = last_->buffer->rows()[i];
-      row.segment = i < segment.row0 ? 1 : 0;
-      b.rows()[i] = row;
-    }
     run(last_->rewind_program, last_->rewind_graph);
     device_.synchronize(streams_.main());
     std::swap(l.slot, l.spare);

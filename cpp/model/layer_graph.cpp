@@ -17,11 +17,8 @@ class GdnPart {
     const ModelShape& s = p_.shape();
     const std::int64_t r = p_.step().max_rows;
     GraphBuilder& b = p_.builder();
-    if (!staged_) in_ = take_inputs();
+    if (!staged_) kept_ = take_kept();
     z_ = b.take<float>(r * s.gdn_value());
-    qkv_ = b.take<float>(r * s.gdn_channels());
-    decay_ = b.take<float>(r * s.gdn_v_heads);
-    beta_ = b.take<float>(r * s.gdn_v_heads);
     o_ = b.take<float>(r * s.gdn_value());
     gated_ = b.take<float>(r * s.gdn_value());
   }
@@ -30,35 +27,34 @@ class GdnPart {
                           float* y) {
     const ModelShape& s = p_.shape();
     GraphBuilder& b = p_.builder();
-    if (staged_) in_ = take_inputs();
+    if (staged_) kept_ = take_kept();
     const StatePool& pool = c_.state;
     const GdnDims dims{s.gdn_k_heads, s.gdn_v_heads, s.gdn_head_dim, s.gdn_kernel,
                        pool.layout().floats};
-    b.program().fork(Lane::kSide);
-    p_.dense(Lane::kSide, x, {w.a, w.b}, {in_.a, in_.b});
-    p_.linear(Lane::kMain, p_.rows(), x, {w.qkv, w.z}, {in_.u, z_});
-    b.program().join(Lane::kSide);
-
-    TrunkBuffers::Stage stage{};
-    GdnConvArgs& conv = stage.conv;
+    // The convolution comes right behind the projections: it may read x, which the mix before them
+    // wrote, while they run.
+    p_.linear(Lane::kMain, p_.rows(), x, {w.qkv, w.z}, {kept_.u, z_});
+    GdnConvArgs conv{};
     conv.step = p_.step();
     conv.dims = dims;
-    conv.u = in_.u;
-    conv.a = in_.a;
-    conv.b = in_.b;
+    conv.u = kept_.u;
+    conv.x = x;
+    conv.a = w.a;
+    conv.b = w.b;
     conv.conv = w.conv;
     conv.rate = w.rate;
     conv.dt_bias = w.dt_bias;
     conv.window = pool.slots() + slot.window;
-    conv.qkv = qkv_;
-    conv.decay = decay_;
-    conv.beta = beta_;
-    stage.recur = {p_.step(), dims, qkv_, decay_, beta_, pool.slots() + slot.state, o_};
-    stage.push = {p_.step(),        in_.u,           pool.slots() + slot.window, dims.slot_stride,
-                  s.gdn_kernel - 1, s.gdn_channels()};
-    b.add(Lane::kMain, stage.conv);
+    conv.qkv = kept_.qkv;
+    conv.decay = kept_.decay;
+    conv.beta = kept_.beta;
+    b.add(Lane::kMain, conv);
+    TrunkBuffers::Stage stage{};
+    stage.recur = {p_.step(), dims, kept_.qkv, kept_.decay, kept_.beta, pool.slots() + slot.state,
+                   o_};
+    stage.push = {p_.step(),        kept_.u,          conv.window,
+                  dims.slot_stride, s.gdn_kernel - 1, s.gdn_channels()};
     b.add(Lane::kMain, stage.recur);
-    b.add(Lane::kMain, stage.push);
     b.add(Lane::kMain, GdnGateArgs{p_.rows(), o_, z_, w.norm, gated_, s.eps, s.gdn_v_heads,
                                    s.gdn_silu_gate ? 1 : 0});
     p_.linear(Lane::kMain, p_.rows(), gated_, {w.out}, {y});
@@ -66,22 +62,26 @@ class GdnPart {
   }
 
  private:
-  struct Inputs {
-    float *u, *a, *b;  // (rows, channels), (rows, v_heads) twice
+  // What a rewind replays: a layer's own when `staged`.
+  struct Kept {
+    float* u;      // (rows, channels)
+    float* qkv;    // (rows, channels)
+    float* decay;  // (rows, v_heads)
+    float* beta;   // (rows, v_heads)
   };
-  Inputs take_inputs() {
+  Kept take_kept() {
     const ModelShape& s = p_.shape();
     const std::int64_t r = p_.step().max_rows;
     GraphBuilder& b = p_.builder();
-    return {b.take<float>(r * s.gdn_channels()), b.take<float>(r * s.gdn_v_heads),
-            b.take<float>(r * s.gdn_v_heads)};
+    return {b.take<float>(r * s.gdn_channels()), b.take<float>(r * s.gdn_channels()),
+            b.take<float>(r * s.gdn_v_heads), b.take<float>(r * s.gdn_v_heads)};
   }
 
   LayerParts& p_;
   const GraphContext& c_;
   const bool staged_;
-  Inputs in_{};
-  float *z_, *qkv_, *decay_, *beta_, *o_, *gated_;
+  Kept kept_{};
+  float *z_, *o_, *gated_;
 };
 
 // The n-gram layer. Its rows depend on token ids alone, so hash, gather and projections run beside
@@ -210,8 +210,7 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
 
 void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepView& step) {
   for (TrunkBuffers::Stage stage : trunk.stages) {
-    stage.conv.step = stage.recur.step = stage.push.step = step;
-    builder.add(Lane::kMain, stage.conv);
+    stage.recur.step = stage.push.step = step;
     builder.add(Lane::kMain, stage.recur);
     builder.add(Lane::kMain, stage.push);
   }

@@ -32,9 +32,9 @@ struct TrunkBuffers {
   float* streams;        // (rows, S, D): after the last layer
   float* logits;         // (outputs, vocab)
   std::int32_t* tokens;  // (outputs): what the sampler drew
-  // What a rewind replays; kept apart a layer when `staged`.
+  // What a rewind replays: the recurrence on what the convolution gave it, and the push of the
+  // window. Kept apart a layer when `staged`.
   struct Stage {
-    GdnConvArgs conv;
     GdnRecurArgs recur;
     WindowPushArgs push;
   };
@@ -60,7 +60,7 @@ NgramHashArgs ngram_hash_args(const ModelShape& shape, const NgramTable& table,
 TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, const StepView& step,
                          const TrunkOptions& options);
 
-// Adds the replay of the first head->rows rows of every recurrence, with the segments of `step`.
+// Adds the replay of every recurrence and window, with the segments of `step`.
 void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepView& step);
 
 struct MtpBuffers {

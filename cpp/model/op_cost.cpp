@@ -38,6 +38,7 @@ class Costs {
   OpCost mix() const;
   OpCost exl3_linear() const;
   OpCost dense() const;
+  OpCost conv() const;
   OpCost recur() const;
   OpCost index_select() const;
   OpCost attention() const;
@@ -82,6 +83,16 @@ OpCost Costs::dense() const {
     cost.half_macs += n * mul(a.w[i].in, a.w[i].out);
   }
   return cost;
+}
+
+OpCost Costs::conv() const {
+  const auto& a = as<GdnConvArgs>(args_);
+  const U64 channels = mul(2 * a.dims.k_heads + a.dims.v_heads, a.dims.head_dim);
+  const U64 gates = mul(a.a.in, a.a.out + a.b.out);
+  const U64 row = 2 * channels + mul(a.a.in) + mul(2, a.dims.v_heads);
+  return {channels * mul(a.dims.kernel) * kF + gates * 2,
+          (rows() * row + segments() * 2 * mul(a.dims.kernel - 1) * channels) * kF, 0,
+          rows() * gates};
 }
 
 OpCost Costs::recur() const {
@@ -152,12 +163,8 @@ OpCost Costs::of(Op op) const {
       return exl3_linear();
     case Op::kDense:
       return dense();
-    case Op::kGdnConv: {
-      const auto& a = as<GdnConvArgs>(args_);
-      const U64 channels = mul(2 * a.dims.k_heads + a.dims.v_heads, a.dims.head_dim);
-      return {channels * mul(a.dims.kernel) * kF,
-              channels * kF * (rows() * 2 + segments() * mul(a.dims.kernel - 1)), 0, 0};
-    }
+    case Op::kGdnConv:
+      return conv();
     case Op::kGdnRecur:
       return recur();
     case Op::kGdnGate: {

@@ -111,8 +111,9 @@ void gdn(int rows) {
   conv.step = step;
   conv.dims = dims;
   conv.u = memory.random(n * channels, -1, 1);
-  conv.a = memory.random(n * 48, -3, 3);
-  conv.b = memory.random(n * 48, -3, 3);
+  conv.x = memory.random(n * 2560, -1, 1);
+  conv.a = {memory.random_halves(48 * 2560), 2560, 48};
+  conv.b = {memory.random_halves(48 * 2560), 2560, 48};
   conv.conv = memory.random(channels * 4, -1, 1);
   conv.rate = memory.random(48, 0.01f, 0.5f);
   conv.dt_bias = memory.random(48, -1, 1);
@@ -120,6 +121,7 @@ void gdn(int rows) {
   conv.qkv = memory.room<float>(n * channels);
   conv.decay = memory.room<float>(n * 48);
   conv.beta = memory.room<float>(n * 48);
+  memory.with_workspace(conv);
   GdnRecurArgs recur{};
   recur.step = step;
   recur.dims = dims;

@@ -1,6 +1,7 @@
 // Gated DeltaNet on the host against spec/model.md 3 in double precision, and the promise of
 // spec/numerics.md 4: the split into steps, other rows, threads and the instruction set keep every
 // bit.
+#include "cpp/base/half.h"
 #include "cpp/base/math.h"
 #include "host_step.h"
 
@@ -35,44 +36,61 @@ double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 // ---- convolution, norms and gates
 // ----------------------------------------------------------------------------
 
+// Multiples of 1/8: products of two of them add up without rounding.
+Floats eighths(std::size_t n, std::uint32_t seed) {
+  Floats x = uniform(n, -16, 16, seed);
+  for (float& v : x) v = std::round(v) * 0.125f;
+  return x;
+}
+
+constexpr int kIn = 56;  // inputs of the gates' products
+
 struct ConvWeights {
   Floats conv = uniform(size(kChannels) * kTaps, -1, 1, 1);
   Floats rate = uniform(kValueHeads, 0.1f, 3, 2);
   Floats dt_bias = uniform(kValueHeads, -2, 2, 3);
+  Floats a = eighths(size(kValueHeads) * kIn, 4);  // (v_heads, in)
+  Floats b = eighths(size(kValueHeads) * kIn, 5);
 };
 
 struct ConvOut {
-  Floats qkv, decay, beta;
+  Floats qkv, decay, beta, window;
   bool operator==(const ConvOut&) const = default;
 };
 
 struct Tokens {
   explicit Tokens(int n, std::uint32_t seed = 10)
-      : u(uniform(size(n) * kChannels, -2, 2, seed)),
-        a(uniform(size(n) * kValueHeads, -4, 25, seed + 1)),
-        b(uniform(size(n) * kValueHeads, -6, 6, seed + 2)) {}
-  Floats u, a, b;
+      : u(uniform(size(n) * kChannels, -2, 2, seed)), x(eighths(size(n) * kIn, seed + 1)) {}
+  Floats u, x;
 };
 
-// Rows of `step` are the tokens from `first` on.
+std::vector<std::uint16_t> halves(const Floats& values) {
+  std::vector<std::uint16_t> bits;
+  for (const float v : values) bits.push_back(f32_to_f16(v));
+  return bits;
+}
+
+// Rows of `step` are the tokens from `first` on. The windows come back as the op leaves them.
 ConvOut run_conv(const TestStep& step, const Tokens& tokens, int first, const Floats& window,
                  exl3::Isa isa = exl3::Isa::kAvx512, int threads = 1) {
   const ConvWeights weights;
+  const auto a = halves(weights.a), b = halves(weights.b);
   const std::size_t rows = step.rows.size();
   ConvOut out{Floats(rows * kChannels, kNan), Floats(rows * kValueHeads, kNan),
-              Floats(rows * kValueHeads, kNan)};
+              Floats(rows * kValueHeads, kNan), window};
   ThreadPool pool(threads);
   host::Context context{pool, isa};
   GdnConvArgs args{};
   args.step = step.view();
   args.dims = dims(kWindow);
   args.u = tokens.u.data() + size(first) * kChannels;
-  args.a = tokens.a.data() + size(first) * kValueHeads;
-  args.b = tokens.b.data() + size(first) * kValueHeads;
+  args.x = tokens.x.data() + size(first) * kIn;
+  args.a = {a.data(), kIn, kValueHeads};
+  args.b = {b.data(), kIn, kValueHeads};
   args.conv = weights.conv.data();
   args.rate = weights.rate.data();
   args.dt_bias = weights.dt_bias.data();
-  args.window = window.data();
+  args.window = out.window.data();
   args.qkv = out.qkv.data();
   args.decay = out.decay.data();
   args.beta = out.beta.data();
@@ -80,7 +98,7 @@ ConvOut run_conv(const TestStep& step, const Tokens& tokens, int first, const Fl
   return out;
 }
 
-// What window_push leaves after the first `n` tokens of a sequence.
+// The window after the first `n` tokens of a sequence.
 Floats window_after(const Tokens& tokens, int n) {
   Floats window(kWindow, 0.0f);
   for (int i = std::max(0, n - kTaps + 1); i < n; ++i) {
@@ -97,6 +115,7 @@ TEST(GdnConv, MatchesTheFormulaFromAPoisonedWindow) {
   TestStep step;
   step.add(0, 0, kRows);
   const ConvOut out = run_conv(step, tokens, 0, Floats(kWindow, kNan));
+  double largest = 0;
   for (int t = 0; t < kRows; ++t) {
     std::vector<double> c(kChannels);
     for (int ch = 0; ch < kChannels; ++ch) {
@@ -120,12 +139,50 @@ TEST(GdnConv, MatchesTheFormulaFromAPoisonedWindow) {
       ASSERT_NEAR(out.qkv[size(t * kChannels + ch)], c[size(ch)], 2e-6) << t << " " << ch;
     }
     for (int j = 0; j < kValueHeads; ++j) {
+      double a = 0, b = 0;
+      for (int k = 0; k < kIn; ++k) {
+        const double x = static_cast<double>(tokens.x[size(t * kIn + k)]);
+        a += static_cast<double>(w.a[size(j * kIn + k)]) * x;
+        b += static_cast<double>(w.b[size(j * kIn + k)]) * x;
+      }
+      largest = std::max(largest, a);
       const std::size_t at = size(t * kValueHeads + j);
-      const double x = static_cast<double>(tokens.a[at]) + static_cast<double>(w.dt_bias[size(j)]);
+      const double x = a + static_cast<double>(w.dt_bias[size(j)]);
       const double g = -static_cast<double>(w.rate[size(j)]) * std::log1p(std::exp(x));
       ASSERT_NEAR(out.decay[at], std::exp(g), 3e-6 * std::exp(g) * (1 - g) + 1e-37);
-      ASSERT_NEAR(out.beta[at], sigmoid(static_cast<double>(tokens.b[at])), 1e-6);
+      ASSERT_NEAR(out.beta[at], sigmoid(b), 1e-6);
     }
+  }
+  EXPECT_GT(largest, 22);  // beyond what softplus bends
+  EXPECT_EQ(out.window, window_after(tokens, kRows));
+}
+
+// Products that do round: the gates stand on the bits of `dense`.
+TEST(GdnConv, GatesHaveTheProductsOfDense) {
+  constexpr int kRows = 5;
+  Tokens tokens(kRows);
+  tokens.x = uniform(size(kRows) * kIn, -2, 2, 20);
+  const ConvWeights w;
+  const auto a = halves(w.a), b = halves(w.b);
+  Floats ax(size(kRows) * kValueHeads, kNan), bx = ax;
+  TestStep step;
+  step.add(0, 0, kRows);
+  ThreadPool pool(1);
+  host::Context context{pool, exl3::Isa::kScalar};
+  DenseArgs dense{};
+  dense.rows = {&step.head.rows, 1, kRows};
+  dense.x = tokens.x.data();
+  dense.n = 2;
+  dense.w[0] = {a.data(), kIn, kValueHeads};
+  dense.w[1] = {b.data(), kIn, kValueHeads};
+  dense.y[0] = ax.data();
+  dense.y[1] = bx.data();
+  host::dense(dense, context);
+  const ConvOut out = run_conv(step, tokens, 0, Floats(kWindow, kNan));
+  for (std::size_t i = 0; i < ax.size(); ++i) {
+    const std::size_t j = i % kValueHeads;
+    EXPECT_EQ(out.decay[i], math::exp(-(w.rate[j] * math::softplus(ax[i] + w.dt_bias[j]))));
+    EXPECT_EQ(out.beta[i], math::sigmoid(bx[i]));
   }
 }
 
@@ -153,9 +210,11 @@ TEST(GdnConv, EverySplitOfASequenceGivesTheSameBits) {
     TestStep head;
     head.add(0, 0, cut);
     ConvOut got = run_conv(head, tokens, 0, Floats(kWindow, kNan));
+    ASSERT_EQ(got.window, window_after(tokens, cut));
     TestStep tail;
     tail.add(0, cut, kRows - cut);
-    const ConvOut rest = run_conv(tail, tokens, cut, window_after(tokens, cut));
+    const ConvOut rest = run_conv(tail, tokens, cut, got.window);
+    got.window = rest.window;
     got.qkv.insert(got.qkv.end(), rest.qkv.begin(), rest.qkv.end());
     got.decay.insert(got.decay.end(), rest.decay.begin(), rest.decay.end());
     got.beta.insert(got.beta.end(), rest.beta.begin(), rest.beta.end());
@@ -177,6 +236,16 @@ TEST(GdnConv, OtherLanesThreadsAndInstructionSetsKeepTheBits) {
       EXPECT_TRUE(run_conv(both, tokens, 0, windows, isa, threads) == want);
     }
   }
+  // The same slots once moved: neither window is lost, both are written.
+  TestStep moved;
+  moved.add(0, 0, 19, 0, 2).add(1, 40, 11, 1, 3);
+  Floats four(windows);
+  four.resize(4 * kWindow, kNan);
+  const ConvOut apart = run_conv(moved, tokens, 0, four);
+  EXPECT_EQ(apart.qkv, want.qkv);
+  EXPECT_TRUE(
+      std::equal(want.window.begin(), want.window.end(), apart.window.begin() + 2 * kWindow));
+  EXPECT_TRUE(std::equal(other.begin(), other.end(), apart.window.begin() + kWindow));
   TestStep alone;
   alone.add(0, 40, 11, 0, 0);
   const ConvOut second = run_conv(alone, tokens, 19, other);
