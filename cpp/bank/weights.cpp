@@ -10,7 +10,19 @@ namespace flashnext {
 
 namespace {
 
+constexpr const char* kProjections[3] = {"gate_proj", "up_proj", "down_proj"};
 const std::string kText = "model.language_model.";
+
+// bf16 (vocab, hidden).
+const Tensor& embedding_of(const Checkpoint& checkpoint) {
+  const std::string name = kText + "embed_tokens.weight";
+  const Tensor& t = checkpoint.plain(name);
+  if (t.dtype != Dtype::kBF16) {
+    throw CheckpointError(name + ": dtype " + std::string(to_string(t.dtype)) +
+                          ", this engine reads a BF16 token embedding; convert it to BF16");
+  }
+  return t;
+}
 
 // The one description of what goes where; run with a counting Placer it sizes the arena, with a
 // placing one it fills it.
@@ -20,7 +32,8 @@ class Loader {
       : c_(checkpoint), s_(checkpoint.shape()), in_place_(in_place), p_(placer) {}
 
   void load(Weights& w, const WeightOptions& options) {
-    w.embedding = embedding();
+    with_experts_ = options.experts;
+    w.embedding = embedding(options);
     w.layers.clear();
     for (std::int32_t l = 0; l < s_.layers; ++l) {
       const LayerKind kind = s_.layer_kinds[static_cast<std::size_t>(l)];
@@ -130,11 +143,10 @@ class Loader {
   // Members of one expert side by side: trellises first, then scales, as a cache line of the card
   // will hold them.
   ExpertRef expert(const std::string& prefix, std::int32_t words[3]) {
-    static const char* const kNames[3] = {"gate_proj", "up_proj", "down_proj"};
     ExpertRef ref{};
     Exl3Weight w[3];
     for (std::size_t i = 0; i < 3; ++i) {
-      w[i] = c_.linear(prefix + kNames[i]);
+      w[i] = c_.linear(prefix + kProjections[i]);
       words[i] = w[i].words;
       ref.trellis[i] = in_place_ ? w[i].trellis : p_.put(w[i].trellis, trellis_bytes(w[i]));
     }
@@ -149,13 +161,19 @@ class Loader {
     MoeWeights w{};
     w.router = dense(prefix + "gate.weight");
     w.shared_gate = dense(prefix + "shared_expert_gate.weight");
-    std::vector<ExpertRef> refs;
-    refs.reserve(static_cast<std::size_t>(s_.experts));
-    for (std::int32_t e = 0; e < s_.experts; ++e) {
-      refs.push_back(expert(prefix + "experts." + std::to_string(e) + ".", w.words));
+    if (with_experts_) {
+      std::vector<ExpertRef> refs;
+      refs.reserve(static_cast<std::size_t>(s_.experts));
+      for (std::int32_t e = 0; e < s_.experts; ++e) {
+        refs.push_back(expert(prefix + "experts." + std::to_string(e) + ".", w.words));
+      }
+      w.experts =
+          reinterpret_cast<const ExpertRef*>(p_.put(refs.data(), refs.size() * sizeof(ExpertRef)));
+    } else {
+      for (std::size_t i = 0; i < 3; ++i) {
+        w.words[i] = c_.linear(prefix + "experts.0." + kProjections[i]).words;
+      }
     }
-    w.experts =
-        reinterpret_cast<const ExpertRef*>(p_.put(refs.data(), refs.size() * sizeof(ExpertRef)));
     const ExpertRef shared = expert(prefix + "shared_expert.", w.shared_words);
     w.shared = reinterpret_cast<const ExpertRef*>(p_.put(&shared, sizeof shared));
     return w;
@@ -217,14 +235,11 @@ class Loader {
     return w;
   }
 
-  const std::byte* embedding() {
-    const std::string name = kText + "embed_tokens.weight";
-    const Tensor& t = c_.plain(name);
-    if (t.dtype != Dtype::kBF16) {
-      throw CheckpointError(name + ": dtype " + std::string(to_string(t.dtype)) +
-                            ", this engine reads a BF16 token embedding; convert it to BF16");
-    }
-    return in_place_ ? t.data : p_.put(t.data, t.bytes);
+  // Null where it stays in a block of its own.
+  const std::byte* embedding(const WeightOptions& options) {
+    const Tensor& t = embedding_of(c_);
+    if (in_place_) return t.data;
+    return options.embedding ? p_.put(t.data, t.bytes) : nullptr;
   }
 
   // numerics.md 3: tabulated in fp64, rounded once.
@@ -248,8 +263,27 @@ class Loader {
   const Checkpoint& c_;
   const ModelShape& s_;
   const bool in_place_;
+  bool with_experts_ = true;
   Placer& p_;
 };
+
+// The block of a token embedding that stays in pinned memory; empty where it does not.
+Block embedding_block(const Checkpoint& checkpoint, Device& device, const WeightOptions& options) {
+  if (device.kind() == "host" || options.embedding) return {};
+  return Block(device, Space::kPinned, embedding_of(checkpoint).bytes, "token embedding");
+}
+
+// Reads the embedding into `block` in pieces, so that progress is told and may stop it.
+void read_embedding(const Checkpoint& checkpoint, const Block& block, const Progress& progress) {
+  constexpr std::size_t kPiece = std::size_t{32} << 20;
+  const std::byte* from = embedding_of(checkpoint).data;
+  for (std::size_t at = 0; at < block.bytes(); at += kPiece) {
+    const std::size_t n = std::min(kPiece, block.bytes() - at);
+    ReadPiece piece{from + at, n, block.as<std::byte>() + at};
+    checkpoint.read({&piece, 1});
+    if (progress) progress("embedding", at + n, block.bytes());
+  }
+}
 
 // Fills `w` without placing anything; returns the bytes of the arena.
 std::size_t count(const Checkpoint& checkpoint, bool in_place, const WeightOptions& options,
@@ -265,6 +299,8 @@ Weights Weights::plan(const Checkpoint& checkpoint, Device& plan, const WeightOp
   Weights w;
   const std::size_t bytes = count(checkpoint, plan.kind() == "host", options, w);
   w.arena_ = Block(plan, Space::kDevice, bytes, "weights");
+  w.embedding_ = embedding_block(checkpoint, plan, options);
+  if (w.embedding_.bytes() > 0) w.embedding = w.embedding_.as<std::byte>();
   return w;
 }
 
@@ -273,9 +309,12 @@ Weights Weights::load(const Checkpoint& checkpoint, Device& device, const Weight
   const bool in_place = device.kind() == "host";
   Weights w;
   w.arena_ = Block(device, Space::kDevice, count(checkpoint, in_place, options, w), "weights");
+  w.embedding_ = embedding_block(checkpoint, device, options);
+  read_embedding(checkpoint, w.embedding_, progress);
   Placer placer(device, w.arena_.as<std::byte>(), w.arena_.bytes(), progress);
   Loader(checkpoint, in_place, placer).load(w, options);
   placer.finish();
+  if (w.embedding_.bytes() > 0) w.embedding = w.embedding_.as<std::byte>();
   return w;
 }
 

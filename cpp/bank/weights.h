@@ -1,8 +1,8 @@
 // Weights: typed views of every tensor of a checkpoint where a device can read it, and the memory
 // behind them. Owns: one arena on the device, filled by a count pass and a place pass of the same
-// code (weights.cpp). On the host device EXL3 members, the token embedding and the n-gram table
-// stay in place in the mapped files, so a 46 GB bank needs no second copy. The Checkpoint must
-// outlive the Weights.
+// code (weights.cpp), and the token embedding where that stays in pinned memory. On the host device
+// EXL3 members, the token embedding and the n-gram table stay in place in the mapped files, so a 46
+// GB bank needs no second copy. The Checkpoint must outlive the Weights.
 #pragma once
 
 #include "cpp/checkpoint/checkpoint.h"
@@ -35,7 +35,7 @@ struct AttnWeights {
 struct MoeWeights {
   DenseWeight router;
   DenseWeight shared_gate;
-  const ExpertRef* experts;  // device table (num_experts)
+  const ExpertRef* experts;  // device table (num_experts), or null: they are in a Bank
   const ExpertRef* shared;   // device table (1)
   std::int32_t words[3];     // of gate, up, down
   std::int32_t shared_words[3];
@@ -73,12 +73,16 @@ struct WeightOptions {
   // An n-gram table up to this size is copied to the device; a larger one is gathered by the host
   // from the mapping.
   std::uint64_t ngram_device_bytes = std::uint64_t{1} << 30;
+  // False: the routed experts stay in a Bank, and MoeWeights.experts is null.
+  bool experts = true;
+  // False: the token embedding stays in pinned host memory, where the device reads its rows.
+  bool embedding = true;
 };
 
 class Weights {
  public:
   // Throws OutOfMemory, or CheckpointError when a value does not fit its place. `progress` hears
-  // stage "weights" in bytes.
+  // stages "embedding" and "weights" in bytes.
   static Weights load(const Checkpoint& checkpoint, Device& device, const WeightOptions& options,
                       const Progress& progress = {});
   // The same views without memory behind them, for planning: shapes are right, addresses of placed
@@ -95,6 +99,7 @@ class Weights {
 
  private:
   Block arena_;
+  Block embedding_;  // where it is not in the arena
 };
 
 }  // namespace flashnext

@@ -6,22 +6,39 @@
 #include "cpp/device/device.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <sys/mman.h>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace flashnext {
 
 class PlanDevice final : public Device {
  public:
-  explicit PlanDevice(const Device& real) : real_(real) {}
+  using Sizes = std::function<std::size_t(Op op, const void* args)>;  // workspace_bytes()
+
+  // Counts for a device that is here, which must outlive this one.
+  explicit PlanDevice(const Device& real)
+      : kind_(real.kind()),
+        description_("plan of " + real.description()),
+        sizes_([&real](Op op, const void* args) { return real.workspace_bytes(op, args); }) {}
+  // Counts for a device that is not here, with so much memory.
+  PlanDevice(std::string kind, std::string description, std::size_t memory, Sizes sizes)
+      : kind_(std::move(kind)),
+        description_(std::move(description)),
+        memory_(memory),
+        sizes_(std::move(sizes)) {}
   ~PlanDevice() override {
     for (const auto& [block, bytes] : blocks_) munmap(block, bytes);
   }
 
-  std::string_view kind() const noexcept override { return real_.kind(); }
-  std::string description() const override { return "plan of " + real_.description(); }
+  std::string_view kind() const noexcept override { return kind_; }
+  std::string description() const override { return description_; }
+  std::size_t available(Space space) const override {
+    return space == Space::kDevice ? memory_ : static_cast<std::size_t>(-1);
+  }
 
   void* allocate(Space space, std::size_t bytes, std::string_view what) override {
     const std::size_t size = bytes == 0 ? 1 : bytes;
@@ -63,9 +80,7 @@ class PlanDevice final : public Device {
   void copy_async(StreamId, void*, const void*, std::size_t) override { refuse(); }
   void zero_async(StreamId, void*, std::size_t) override { refuse(); }
   void launch(StreamId, Op, const void*, std::size_t) override { refuse(); }
-  std::size_t workspace_bytes(Op op, const void* args) const override {
-    return real_.workspace_bytes(op, args);
-  }
+  std::size_t workspace_bytes(Op op, const void* args) const override { return sizes_(op, args); }
   void begin_capture(StreamId) override { refuse(); }
   GraphId end_capture(StreamId) override { return 0; }
   void abort_capture(StreamId) noexcept override {}
@@ -74,7 +89,10 @@ class PlanDevice final : public Device {
 
  private:
   static void refuse() { throw LogicError("a plan device runs nothing"); }
-  const Device& real_;
+  const std::string kind_;
+  const std::string description_;
+  const std::size_t memory_ = static_cast<std::size_t>(-1);
+  const Sizes sizes_;
   std::unordered_map<void*, std::size_t> blocks_;
   std::vector<Allocated> parts_;
 };
