@@ -74,7 +74,9 @@ Results run(Device& device, const Case& c, const RunOptions& options) {
   const Block staging(device, Space::kPinned, place.total, "staging");
   std::vector<Block> blocks;
   std::vector<Block> workspaces;
-  Placed placed{&device, stream.id(), {}, nullptr, count, max_rows, &workspaces, false};
+  std::vector<std::shared_ptr<void>> companions;
+  Placed placed{&device,  stream.id(), {},    nullptr,    count,
+                max_rows, &workspaces, false, &companions};
   const auto upload = [&](const void* data, std::size_t bytes, std::size_t room, std::size_t at) {
     std::byte* to = staging.as<std::byte>() + at;
     std::memcpy(to, data, bytes);

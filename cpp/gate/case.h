@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -41,6 +42,7 @@ struct Placed {
   std::int32_t max_rows;
   std::vector<Block>* workspaces;  // live until the work has run
   bool prepare_only;  // allocate workspaces, launch nothing (nothing may inside a capture)
+  std::vector<std::shared_ptr<void>>* companions;  // live as long, gone before the workspaces
 
   template <class T>
   T* at(std::size_t i) const {
