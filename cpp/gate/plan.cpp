@@ -2,6 +2,7 @@
 
 #include "cpp/exl3/exl3.h"
 #include "cpp/gate/cases.h"
+#include "cpp/gate/cases_offload.h"
 
 namespace flashnext::gate {
 
@@ -185,6 +186,41 @@ void attention(Plan& plan) {
   plan.add("ops", attention_case, kTinyAttention, 0, 130);
 }
 
+// Where experts come from when not all are on the device.
+void offload(Plan& plan) {
+  const auto resolve = [&](const ResolveShape& s) { plan.add("choice", resolve_case, s); };
+  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    for (const Ask ask : {Ask::kHeld, Ask::kAbsent, Ask::kAny}) {
+      resolve({rows, rows, 10, 512, 115, ask});
+      resolve({rows, 8, 4, 32, 20, ask, 1, true, rows % 2 == 0, rows % 3 == 0});
+    }
+    resolve({rows, rows, 10, 512, 7});                              // fewer lines than misses
+    resolve({rows, rows, 10, 512, 0});                              // none at all
+    resolve({rows, rows, 10, 512, 115, Ask::kAny, 0, true, true});  // through staging
+    resolve({rows, rows, 10, 512, 115, Ask::kAbsent, 1, false, true, true});
+    resolve({rows, rows, 10, 512, 400, Ask::kAny, 1, true});
+    resolve({rows, 8, 10, 512, 300, Ask::kAbsent, 1, true, true});
+    resolve({rows, rows, 10, 512, 512, Ask::kAny, 1, false});
+    resolve({rows, rows, 16, 4096, 513, Ask::kAbsent, 1, true, true, true});
+  }
+  resolve({8, 8, 16, 4096, 4095, Ask::kAny, 1, true, true, true});
+  resolve({8, 8, 16, 4096, 3000, Ask::kAbsent});
+  for (const std::int32_t lines : {127, 128, 129, 256, 257}) {
+    resolve({8, 8, 10, 512, lines, Ask::kAbsent, 1, true});
+  }
+  for (const std::int32_t lines : {0, 1, 2, 10}) {
+    plan.add("ops", fetch_case, lines, std::int64_t{18176});
+  }
+  plan.add("ops", fetch_case, 63, std::int64_t{4352});
+  plan.add("ops", fetch_case, 3, std::int64_t{1862400});
+  for (const std::int32_t rows : {1, 2, 5, 8}) {
+    plan.add("ops", mail_case, Op::kCpuPost, rows, 4, 256);
+    plan.add("ops", mail_case, Op::kCpuJoin, rows, 10, 2560);
+  }
+  plan.add("ops", stall_case, 3, 4, 256);
+  plan.add("ops", pace_case);
+}
+
 }  // namespace
 
 std::vector<Planned> op_plan() {
@@ -196,6 +232,7 @@ std::vector<Planned> op_plan() {
   streams_and_products(plan);
   sequences(plan);
   attention(plan);
+  offload(plan);
   return plan.take();
 }
 
