@@ -46,8 +46,8 @@ constexpr int kKeep = 24;      // most rotated (position, 128 inputs) that a blo
 __host__ __device__ constexpr bool is_special(int words) {
   return words == 48 || words == 64 || words == 80;
 }
-__host__ __device__ constexpr int stages_of(int words) {
-  return is_special(words) ? ring_stages(words) : ring_stages(128);
+__host__ __device__ constexpr int stages_of(int words, int warps) {
+  return ring_stages(is_special(words) ? words : 128, warps);
 }
 
 // The row of x of a pair.
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
     return;
   }
   prefetch_scales(strip, 128 * first, blocks);
-  const int stages = stages_of(strip.words);
+  const int stages = stages_of(strip.words, kWarps);
   Stream<kWarps> stream(strip, smem, stages, 2 * first, 2 * blocks, warp, lane);
 #pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
@@ -342,7 +342,7 @@ int ring_bytes(const Jobs& jobs, int warps) {
   int ring = 0;
   for (int p = 0; p < jobs.n + jobs.shared_n; ++p) {
     const int words = jobs.projection[p].words;
-    ring = std::max(ring, warps * stages_of(words) * slot_bytes(words));
+    ring = std::max(ring, warps * stages_of(words, warps) * slot_bytes(words));
   }
   return ring;
 }
@@ -383,6 +383,22 @@ Shape choose_shape(const Jobs& jobs, int strips, int columns) {
   return best;
 }
 
+// Shared memory of a block of a launch that fits on the card at once, such that no multiprocessor
+// takes more than its share: beside the predecessor's blocks some would, and others stay empty.
+// `most`: blocks that its registers hold.
+int spread(int smem, int blocks, int splits, int most) {
+  constexpr int kReserved = 1024 + static_cast<int>(sizeof(Shared));  // of a block, by the system
+  int share = ceil_div(blocks, multiprocessors());
+  // Clusters that do not divide the share leave gaps.
+  if (share % splits != 0 && 4 * blocks > 3 * share * multiprocessors()) ++share;
+  if (share >= most) return smem;
+  int device = 0;
+  int all = 0;
+  FN_CUDA(cudaGetDevice(&device));
+  FN_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+  return std::max(smem, (all / (share + 1) - kReserved + 128) / 16 * 16);
+}
+
 template <int kGroups, int kWarps>
 void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int splits) {
   auto* kernel = gemv_kernel<kGroups, kWarps>;
@@ -405,6 +421,7 @@ void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int sp
       jobs.stride = strips = resident;
     }
   }
+  if (jobs.stride == 0) smem = spread(smem, strips * splits, splits, kOccupancy / kWarps);
   allow_smem(kernel, smem);
   launch_pdl_cluster(stream, kernel,
                      dim3(static_cast<unsigned>(strips), static_cast<unsigned>(splits)),

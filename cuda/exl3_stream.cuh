@@ -35,7 +35,14 @@ __device__ __forceinline__ void prefetch_scales(const Strip& strip, int first, i
 // A unit in its ring slot: four rows of k-tiles, each of four tiles and 32 bytes of padding.
 __host__ __device__ constexpr int row_bytes(int words) { return 8 * words + 32; }
 __host__ __device__ constexpr int slot_bytes(int words) { return 4 * row_bytes(words); }
-__host__ __device__ constexpr int ring_stages(int words) { return words >= 80 ? 3 : 4; }
+
+// Slots of a warp's ring. Blocks of eight warps are those of launches that fit on the card at once.
+#ifndef FN_GEMV_DEEP
+#define FN_GEMV_DEEP 0
+#endif
+__host__ __device__ constexpr int ring_stages(int words, int warps) {
+  return words < 80 || (FN_GEMV_DEEP != 0 && words == 80 && warps == 8) ? 4 : 3;
+}
 
 // The weights of one warp, units of 64 inputs by half of the strip's outputs: the half warp % 2, of
 // the block's inputs units warp / 2, warp / 2 + kWarps / 2, ... A ring of its own.
