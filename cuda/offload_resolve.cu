@@ -186,8 +186,8 @@ __device__ void find_victims(Shared& shared, const Candidates& c, int lines,
   __syncthreads();
 }
 
-// Writes to what earlier kernels read or write come after pdl_wait(); so do all reads but those of
-// order, rule, cpu_of and reachable, which only copies write.
+// Nothing is read early: the uploads of tables may be kernels themselves, and still under way when
+// this one starts.
 template <int kPerThread>
 __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs args, int room) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -201,22 +201,21 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   const int t = static_cast<int>(threadIdx.x);
   const int max_pairs = args.rows.max * args.slots;
   pdl_trigger();
-  for (int e = t; e < tables.experts; e += kThreads) order[e] = tables.order[e];
   for (int i = t; i < room; i += kThreads) c.place[i] = 0;
-  if (t <= max_pairs) shared.cpu_of[t] = tables.cpu_of != nullptr ? tables.cpu_of[t] : 0;
   if (t < kMaxPairs) {
     shared.victims[t] = -1;
     shared.used[t] = 0;
   }
   if (t < kPairWarps) shared.hits[t] = shared.fetchable[t] = shared.unreachable[t] = 0;
   if (t == 0) shared.usable = shared.candidates = 0;
-  const bool installs = tables.rule[0] != 0;
   pdl_wait();
 
-  // Everything that is read is asked for at once; past L1, since it changes between steps.
+  // Everything that may be needed is asked for at once; past L1, since it changes between steps.
+  const bool installs = __ldcg(tables.rule) != 0;
   const int pairs = args.slots * __ldcg(args.rows.count) * args.rows.scale;
   const std::int32_t sequence = __ldcg(&args.head->sequence);
   if (t < max_pairs) shared.ids[t] = __ldcg(args.ids + t);
+  if (t <= max_pairs) shared.cpu_of[t] = tables.cpu_of != nullptr ? __ldcg(tables.cpu_of + t) : 0;
   std::int32_t held[kPerThread], stamp[kPerThread];
 #pragma unroll
   for (int q = 0; q < kPerThread; ++q) {
@@ -224,7 +223,10 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
     held[q] = line < tables.lines ? __ldcg(tables.expert_of + line) : kFillingLine;
     stamp[q] = line < tables.lines ? __ldcg(tables.stamp + line) : 0;
   }
-  for (int e = t; e < tables.experts; e += kThreads) line_of[e] = __ldcg(tables.line_of + e);
+  for (int e = t; e < tables.experts; e += kThreads) {
+    line_of[e] = __ldcg(tables.line_of + e);
+    order[e] = __ldcg(tables.order + e);
+  }
   __syncthreads();
 
   std::int32_t expert = -1;  // of this thread's pair when it is the first of its expert
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
       if (line >= 0) {
         atomicOr(&shared.used[line / 32], 1u << (line % 32));
       } else {
-        reachable = tables.reachable == nullptr || tables.reachable[expert] != 0;
+        reachable = tables.reachable == nullptr || __ldcg(tables.reachable + expert) != 0;
       }
     }
     const unsigned hits = __ballot_sync(kAll, expert >= 0 && line >= 0);
