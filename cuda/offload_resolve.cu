@@ -201,6 +201,7 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   const int t = static_cast<int>(threadIdx.x);
   const int max_pairs = args.rows.max * args.slots;
   pdl_trigger();
+#pragma unroll 1
   for (int i = t; i < room; i += kThreads) c.place[i] = 0;
   if (t < kMaxPairs) {
     shared.victims[t] = -1;
@@ -210,22 +211,33 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   if (t == 0) shared.usable = shared.candidates = 0;
   pdl_wait();
 
-  // Everything that may be needed is asked for at once; past L1, since it changes between steps.
+  // Everything that may be needed is asked for before the first answer is used; past L1, since it
+  // changes between steps.
   const bool installs = __ldcg(tables.rule) != 0;
-  const int pairs = args.slots * __ldcg(args.rows.count) * args.rows.scale;
+  const std::int32_t rows = __ldcg(args.rows.count);
   const std::int32_t sequence = __ldcg(&args.head->sequence);
-  if (t < max_pairs) shared.ids[t] = __ldcg(args.ids + t);
-  if (t <= max_pairs) shared.cpu_of[t] = tables.cpu_of != nullptr ? __ldcg(tables.cpu_of + t) : 0;
-  std::int32_t held[kPerThread], stamp[kPerThread];
+  const std::int32_t id = t < max_pairs ? __ldcg(args.ids + t) : 0;
+  const bool shares = tables.cpu_of != nullptr && t <= max_pairs;
+  const std::int32_t share_of = shares ? __ldcg(tables.cpu_of + t) : 0;
+  std::int32_t held[kPerThread], stamp[kPerThread];                // of line t + kThreads * q
+  std::int32_t expert_line[kPerThread], expert_order[kPerThread];  // of expert t + kThreads * q
 #pragma unroll
   for (int q = 0; q < kPerThread; ++q) {
-    const int line = t + kThreads * q;
-    held[q] = line < tables.lines ? __ldcg(tables.expert_of + line) : kFillingLine;
-    stamp[q] = line < tables.lines ? __ldcg(tables.stamp + line) : 0;
+    const int at = t + kThreads * q;
+    held[q] = at < tables.lines ? __ldcg(tables.expert_of + at) : kFillingLine;
+    stamp[q] = at < tables.lines ? __ldcg(tables.stamp + at) : 0;
+    expert_line[q] = at < tables.experts ? __ldcg(tables.line_of + at) : 0;
+    expert_order[q] = at < tables.experts ? __ldcg(tables.order + at) : 0;
   }
-  for (int e = t; e < tables.experts; e += kThreads) {
-    line_of[e] = __ldcg(tables.line_of + e);
-    order[e] = __ldcg(tables.order + e);
+  const int pairs = args.slots * rows * args.rows.scale;
+  if (t < max_pairs) shared.ids[t] = id;
+  if (t <= max_pairs) shared.cpu_of[t] = share_of;
+#pragma unroll
+  for (int q = 0; q < kPerThread; ++q) {
+    const int at = t + kThreads * q;
+    if (at >= tables.experts) continue;
+    line_of[at] = expert_line[q];
+    order[at] = expert_order[q];
   }
   __syncthreads();
 
@@ -337,8 +349,8 @@ void resolve(cudaStream_t stream, const ResolveArgs& args) {
   check(tables.lines >= 0 && tables.lines <= kMaxTable, "resolve: number of lines");
   const int room = candidate_room(args);
   const int bytes = 16 * room + 8 * tables.experts;
-  const auto kernel =
-      tables.lines <= kThreads ? resolve_kernel<1> : resolve_kernel<kMaxTable / kThreads>;
+  const bool small = tables.lines <= kThreads && tables.experts <= kThreads;
+  const auto kernel = small ? resolve_kernel<1> : resolve_kernel<kMaxTable / kThreads>;
   if (bytes + static_cast<int>(sizeof(Shared)) > kStaticSmem) allow_smem(kernel, bytes);
   launch_pdl(stream, kernel, dim3(1), dim3(kThreads), static_cast<std::size_t>(bytes), args, room);
 }
