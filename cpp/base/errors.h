@@ -45,6 +45,13 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
+// A wait that ended at its deadline; the message names rank, layer and sequence. What the step was
+// to compute is lost, its inputs are not.
+class StalledError : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 class LogicError : public Error {
  public:
   using Error::Error;

@@ -80,7 +80,7 @@ class ExpertCache {
 
   // Copies the first lines, the policy's choice, and makes the tables. `profile` (layers, experts)
   // or empty. `progress` hears stage "lines" in bytes.
-  void fill(std::unique_ptr<Policy> policy, std::span<const std::uint64_t> profile,
+  void fill(std::shared_ptr<Policy> policy, std::span<const std::uint64_t> profile,
             const Progress& progress);
 
   const CacheShape& shape() const noexcept { return shape_; }
@@ -97,20 +97,21 @@ class ExpertCache {
   // To be called before a step that resolves; returns its sequence. Enqueues on `main`.
   std::int32_t before_step(StreamId main);
   // The step of `rows` rows ran over layers [first, first + count), and its ids and counters are on
-  // the host. Throws DeviceError naming rank, layer and sequence when the processor's workers did
-  // not answer in time: the step's results are then undefined.
-  void after_step(std::int32_t first, std::int32_t count, std::int32_t rows);
+  // the host. False when the processor's workers missed the deadline: the step's results are then
+  // undefined; it may be repeated, since all misses are fetched from now on, and stall() says what
+  // happened. StalledError where experts cannot be fetched.
+  bool after_step(std::int32_t first, std::int32_t count, std::int32_t rows);
+  const std::string& stall() const noexcept { return stall_; }  // rank, layer, sequence; or empty
   // Work that may be done while a step runs.
   void catch_up();
-  // The experts that a prompt's rows used, for the planner and the trace.
-  void count_prompt(std::int32_t layer, std::span<const std::int32_t> ids, std::int32_t rows,
-                    std::uint64_t streamed);
+  // What a prompt's rows chose (rows, top_k), and how many lines were streamed for them.
+  void count_prompt(std::int32_t layer, std::span<const std::int32_t> ids, std::uint64_t streamed);
 
   // The processor computes cpu_of[m] of m misses from the next step on; (max misses + 1) entries.
   void share_misses(std::span<const std::int32_t> cpu_of);
   bool has_cpu() const noexcept { return cpu_ != nullptr; }
-  // Misses install (the policy's business otherwise); for calibration.
-  void force_bypass(bool on);
+  // Misses take no line, whatever the policy says: steps leave the cache as it is.
+  void bypass(bool on);
 
   // The line that holds an expert now, or null. For prompts: nothing changes while they stream.
   const std::byte* line_of(std::int32_t layer, std::int32_t expert);
@@ -119,18 +120,28 @@ class ExpertCache {
   // rate of the link that is played.
   void copy_lines(StreamId stream, std::int32_t layer, std::int32_t expert, std::int32_t count,
                   std::byte* to);
+  // Nanoseconds that the link which is played takes for so many bytes; 0: none is.
+  std::int64_t link_ns(std::int64_t bytes) const noexcept {
+    if (options_.link_limit <= 0) return 0;
+    return static_cast<std::int64_t>(static_cast<double>(bytes) / options_.link_limit * 1e9);
+  }
   std::int64_t line_bytes(std::int32_t layer) const { return bank_layer(layer).layout.bytes; }
 
+  // Counts of every step's layers are also what a replay of this trace gives.
   void record(TraceWriter* trace) noexcept { trace_ = trace; }
   const std::vector<LayerStats>& stats() const noexcept { return stats_; }
   const Planner& planner() const { return *planner_; }
   CpuExperts* cpu() noexcept { return cpu_.get(); }
+  std::int32_t max_misses() const noexcept { return options_.decode_rows * shape_.top_k; }
+  // Steps until now were not the user's and bypassed the lines: counters, stamps and the planner's
+  // memory start anew.
+  void forget();
   // Throws LogicError unless mirror and device agree; waits for all work.
   void check_integrity(StreamId main);
 
  private:
   struct Promoted {
-    std::int32_t layer, expert, line;
+    Promoting at;
     std::size_t event;
   };
   struct Step {
@@ -144,9 +155,9 @@ class ExpertCache {
 
   void allocate();
   CacheTables tables_at(std::int32_t* base) const;
-  void land(StreamId main, bool wait);
-  void plan(StreamId main);
-  void begin(const Promotion& promotion);
+  bool stalled_now();
+  void land();
+  void plan();
   void upload(StreamId main);
   void touch(std::int32_t layer) { dirty_[static_cast<std::size_t>(layer)] = true; }
   const Bank::Layer& bank_layer(std::int32_t layer) const {
@@ -169,6 +180,7 @@ class ExpertCache {
   std::vector<std::int32_t> cpu_of_;
   bool bypass_ = false;
   bool policy_installs_ = true;
+  std::vector<std::vector<std::int32_t>> first_;  // (layers) what filled the lines
   std::unique_ptr<Planner> planner_;
   std::unique_ptr<CpuExperts> cpu_;
   Stream copies_;
@@ -177,6 +189,7 @@ class ExpertCache {
   std::vector<Promoted> under_way_;
   std::vector<Step> pending_;
   std::int32_t sequence_ = 0;
+  std::string stall_;
   std::vector<LayerStats> stats_;
   TraceWriter* trace_ = nullptr;
 };

@@ -149,6 +149,13 @@ void Planner::judge_time(double seconds, std::int32_t sequence) {
           sequence);
 }
 
+void Planner::forget() {
+  std::fill(recent_.begin(), recent_.end(), 0u);
+  std::fill(last_.begin(), last_.end(), 0);
+  std::fill(total_.begin(), total_.end(), std::uint64_t{0});
+  std::copy(profile_.begin(), profile_.end(), total_.begin());
+}
+
 std::vector<std::vector<std::int32_t>> Planner::initial() {
   std::vector<std::vector<std::int32_t>> out;
   std::optional<std::string> problem = attempt([&] { out = policy_->initial(shape_, profile_); });

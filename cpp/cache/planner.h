@@ -49,6 +49,9 @@ class Planner {
   // since the last plan count from 0 again.
   PlanOutput next(std::int32_t sequence, std::span<const std::int32_t> expert_of);
 
+  // Counters start anew from the profile, as before the first step.
+  void forget();
+
   const CacheShape& shape() const noexcept { return shape_; }
   // Of the policy that runs now, after a fault "recency".
   std::string policy_name() const { return policy_->name(); }

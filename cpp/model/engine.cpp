@@ -17,12 +17,13 @@ std::string number(std::int64_t n) { return std::to_string(n); }
 }  // namespace
 
 Engine::Engine(Device& device, const Checkpoint& checkpoint, const Weights& weights,
-               const EngineOptions& options)
+               const EngineOptions& options, cache::ExpertCache* cache)
     : device_(device),
       checkpoint_(checkpoint),
       weights_(weights),
       shape_(checkpoint.shape()),
       options_(options),
+      cache_(cache),
       mtp_(options.mtp && weights.mtp.has_value()),
       streams_(device),
       gather_pool_(1) {
@@ -88,6 +89,17 @@ void Engine::allocate(std::int32_t large_rows) {
                              static_cast<std::size_t>(checkpoint_.ngram().row_bytes),
                          "n-gram rows, host side");
   }
+  if (cache_ != nullptr) {
+    if (large_rows > cache_->options().decode_rows) {
+      stream_ = std::make_unique<cache::ExpertStream>(device_, *cache_, large_rows);
+    }
+    if (options_.forced_routing) {
+      const std::size_t bytes = cache_->bank().layers().size() * cache_->ids_bytes();
+      forced_ = Block(device_, Space::kDevice, bytes, "replayed expert ids");
+      forced_host_ = Block(device_, Space::kPinned, bytes, "replayed expert ids, host side");
+      std::fill_n(forced_host_.as<std::int32_t>(), bytes / sizeof(std::int32_t), -1);
+    }
+  }
   if (options_.snapshots > 0) {
     snapshots_ =
         Block(device_, Space::kPinned,
@@ -141,9 +153,9 @@ void Engine::build() {
     built->bucket = all[i];
     build_bucket(*built, activations_.as<std::byte>(), counted[i]);
     if (options_.graphs) {
-      capture(built->trunk_program, built->trunk_graph);
-      if (mtp_) capture(built->mtp_program, built->mtp_graph);
-      if (built->rewind_program.num_ops() > 0) capture(built->rewind_program, built->rewind_graph);
+      capture(built->trunk_program, built->trunk_graphs);
+      if (mtp_) capture(built->mtp_program, built->mtp_graphs);
+      if (built->rewind_program.num_ops() > 0) capture(built->rewind_program, built->rewind_graphs);
     }
     built_.push_back(std::move(built));
   }
@@ -157,8 +169,15 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
   built.buffer = staged ? small_.get() : large_.get();
   built.mtp_buffer = staged ? mtp_small_.get() : mtp_large_.get();
   built.step = built.buffer->view(k.rows, k.segments, k.outputs);
-  const GraphContext context{checkpoint_,     weights_,        *state_,
-                             options_.levels, options_.window, options_.token_limit};
+  const GraphContext context{checkpoint_,
+                             weights_,
+                             *state_,
+                             options_.levels,
+                             options_.window,
+                             options_.token_limit,
+                             built.buffer->ticket(),
+                             cache_,
+                             forced_.as<std::int32_t>()};
 
   // All three lists share the arena: the MTP head reads the trunk's streams, a rewind the trunk's
   // staged inputs.
@@ -169,12 +188,21 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
   trunk.packed_host = packed_host_.as<std::byte>();
   trunk.tokens = tokens_host_.as<std::int32_t>();
   built.buffer->add_upload(builder.program());
+  if (staged && forced_.data() != nullptr) {
+    builder.program().copy(Lane::kMain, forced_.data(), forced_host_.data(), forced_.bytes());
+  }
   built.trunk = build_trunk(builder, context, built.step, trunk);
+  if (staged && cache_ != nullptr) {
+    add_cache_results(builder.program(), 0, static_cast<std::size_t>(shape_.layers));
+  }
   built.trunk_program = std::exchange(builder.program(), {});
   if (mtp_) {
     built.mtp_step = built.mtp_buffer->view(k.rows, 1, k.outputs);
     built.mtp_buffer->add_upload(builder.program());
     built.mtp = build_mtp(builder, context, built.mtp_step);
+    if (staged && cache_ != nullptr) {
+      add_cache_results(builder.program(), static_cast<std::size_t>(shape_.layers), 1);
+    }
     built.mtp_program = std::exchange(builder.program(), {});
   }
   if (staged) {
@@ -185,18 +213,29 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
   return builder.used();
 }
 
-void Engine::capture(const Program& program, Graph& graph) {
-  Capture scope(device_, streams_.main());
-  program.enqueue(device_, streams_);
-  graph = scope.finish();
-  ++counters_.graphs;
+void Engine::capture(const Program& program, Graphs& graphs) {
+  for (std::size_t part = 0; part < program.parts(); ++part) {
+    Capture scope(device_, streams_.main());
+    program.enqueue(device_, streams_, part);
+    graphs.push_back(scope.finish());
+    ++counters_.graphs;
+  }
 }
 
-void Engine::run(const Program& program, const Graph& graph) {
-  if (graph && use_graphs_) {
-    graph.replay(streams_.main());
-  } else {
-    program.enqueue(device_, streams_);
+void Engine::run(const Built& built, const Program& program, const Graphs& graphs,
+                 std::int32_t rows) {
+  for (std::size_t part = 0; part < program.parts(); ++part) {
+    if (!graphs.empty() && use_graphs_) {
+      graphs[part].replay(streams_.main());
+    } else {
+      program.enqueue(device_, streams_, part);
+    }
+    if (part + 1 == program.parts()) return;
+    if (const auto& experts = program.after(part)) {
+      stream_->run(streams_.main(), *experts, rows);
+    } else {
+      gather_ngrams(built);
+    }
   }
 }
 
@@ -272,7 +311,9 @@ void Engine::fill(const Built& built, std::span<const LaneRows> rows) {
     const auto pos0 = static_cast<std::int32_t>(l.ids.size());
     const auto n = static_cast<std::int32_t>(r.tokens.size());
     Segment segment{head.rows, n, pos0, r.lane, l.slot, l.slot};
-    if (staged && n > 1) segment.state_out = l.spare;
+    // What may be undone, or repeated without the processor, leaves the old state as it is.
+    const bool aside = n > 1 || (cache_ != nullptr && cache_->options().cpu);
+    if (staged && aside) segment.state_out = l.spare;
     for (std::int32_t i = 0; i < n; ++i) {
       const auto before = [&](std::int32_t back) {
         const std::int32_t p = pos0 + i - back;
@@ -337,8 +378,7 @@ const std::vector<StepOutput>& Engine::step(std::span<const LaneRows> rows, bool
   }
   Built& built = bucket_for(total, outputs);
   fill(built, rows);
-  if (packed_host_.data() != nullptr) gather_ngrams(built);
-  run(built.trunk_program, built.trunk_graph);
+  run_step(built, total);
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   if (fetch_logits && outputs > 0) {
     device_.copy_async(streams_.main(), logits_host_.data(), built.trunk.logits,

@@ -5,6 +5,7 @@
 
 #include "cpp/bank/weights.h"
 #include "cpp/base/thread_pool.h"
+#include "cpp/cache/stream.h"
 #include "cpp/model/layer_graph.h"
 #include "cpp/model/op_cost.h"
 #include "cpp/model/program.h"
@@ -29,6 +30,7 @@ struct EngineOptions {
   bool mtp = true;               // build the MTP head when the checkpoint has one
   std::int32_t snapshots = 8;    // snapshots that may exist at once
   bool taps = false;             // keep the streams after every layer (debugging, reference tests)
+  bool forced_routing = false;   // steps of few rows may be told their experts (benches)
 };
 
 // Rows of one sequence in a step.
@@ -77,9 +79,10 @@ inline constexpr std::int32_t kMaxDecodeRows = 8;
 
 class Engine {
  public:
-  // Throws InputError for options out of range, OutOfMemory.
+  // `cache` holds the routed experts that are not on the device; null: all are. Throws InputError
+  // for options out of range, OutOfMemory.
   Engine(Device& device, const Checkpoint& checkpoint, const Weights& weights,
-         const EngineOptions& options);
+         const EngineOptions& options, cache::ExpertCache* cache = nullptr);
   ~Engine();
 
   const EngineOptions& options() const noexcept { return options_; }
@@ -122,6 +125,14 @@ class Engine {
   // options.taps.
   std::vector<float> taps();
 
+  // Experts that the rows of the next steps of few rows take in place of their own choice:
+  // (layers, rows, top_k) of the trunk, or empty to end it. Needs options.forced_routing and a
+  // cache.
+  void force_routing(std::span<const std::int32_t> ids, std::int32_t rows);
+  cache::ExpertCache* cache() noexcept { return cache_; }
+  void check_cache() { cache_->check_integrity(streams_.main()); }
+  const cache::ExpertStream* stream() const noexcept { return stream_.get(); }
+
   // Whether steps replay their graphs (where options.graphs captured some) or enqueue op by op: the
   // same bits either way.
   void use_graphs(bool on) noexcept { use_graphs_ = on; }
@@ -148,6 +159,7 @@ class Engine {
     bool rewindable = false;
     std::int32_t mtp_length = 0;
   };
+  using Graphs = std::vector<Graph>;  // a part of a program; empty: not captured
   struct Built {
     Bucket bucket{};
     StepView step{};
@@ -157,15 +169,18 @@ class Engine {
     TrunkBuffers trunk{};
     MtpBuffers mtp{};
     Program trunk_program, mtp_program, rewind_program;
-    Graph trunk_graph, mtp_graph, rewind_graph;
+    Graphs trunk_graphs, mtp_graphs, rewind_graphs;
   };
 
   void build();
   void allocate(std::int32_t large_rows);
   std::vector<Bucket> buckets(std::int32_t large_rows) const;
   GraphBuilder::Sizes build_bucket(Built& built, std::byte* base, const GraphBuilder::Sizes& sizes);
-  void capture(const Program& program, Graph& graph);
-  void run(const Program& program, const Graph& graph);
+  void capture(const Program& program, Graphs& graphs);
+  void run(const Built& built, const Program& program, const Graphs& graphs, std::int32_t rows);
+  void run_step(const Built& built, std::int32_t rows);
+  void run_mtp(const Built& built, std::int32_t rows);
+  void add_cache_results(Program& program, std::size_t first, std::size_t count) const;
   template <class Run>
   double time_run(Run&& enqueue, int repeats);
   std::int32_t count_experts(const RouteArgs& route, std::int32_t rows);
@@ -183,6 +198,7 @@ class Engine {
   const Weights& weights_;
   const ModelShape& shape_;
   EngineOptions options_;
+  cache::ExpertCache* cache_;
   bool mtp_ = false;
   bool use_graphs_ = true;
   std::int32_t max_pages_ = 0;
@@ -191,7 +207,9 @@ class Engine {
   ProgramStreams streams_;
   std::unique_ptr<StatePool> state_;
   std::unique_ptr<StepBuffer> small_, large_, rewind_, mtp_small_, mtp_large_;
-  Block activations_, taps_, logits_host_, tokens_host_, packed_host_, taps_host_, snapshots_;
+  std::unique_ptr<cache::ExpertStream> stream_;  // with a cache
+  Block forced_, forced_host_, activations_, taps_, logits_host_, tokens_host_, packed_host_,
+      taps_host_, snapshots_;
   std::vector<std::int32_t> free_snapshots_;
   std::vector<std::unique_ptr<Built>> built_;  // ascending by rows
   Built* last_ = nullptr;                      // bucket of the last step

@@ -24,7 +24,7 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
     segment.state_out = l.spare;
     b.head() = {segment.row0 + keep, 1, 0, 0};
     b.segments()[0] = segment;
-    run(last_->rewind_program, last_->rewind_graph);
+    run(*last_, last_->rewind_program, last_->rewind_graphs, segment.row0 + keep);
     device_.synchronize(streams_.main());
     std::swap(l.slot, l.spare);
   }

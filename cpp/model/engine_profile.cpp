@@ -40,7 +40,7 @@ double Engine::time_run(Run&& enqueue, int repeats) {
 std::int32_t Engine::count_experts(const RouteArgs& route, std::int32_t rows) {
   const auto n = static_cast<std::size_t>(rows) * static_cast<std::size_t>(route.top_k);
   if (n * sizeof(std::int32_t) > logits_host_.bytes()) {
-    return std::min(route.experts, static_cast<std::int32_t>(n));
+    return std::min(route.router.out, static_cast<std::int32_t>(n));
   }
   auto* ids = logits_host_.as<std::int32_t>();
   device_.copy_async(streams_.main(), ids, route.ids, n * sizeof(std::int32_t));
@@ -57,8 +57,9 @@ StepProfile Engine::profile(int repeats) {
                   std::span(last_->buffer->segments(), static_cast<std::size_t>(head.segments)), 0};
   StepProfile profile;
   profile.rows = head.rows;
-  profile.seconds = time_run([&] { run(program, last_->trunk_graph); }, repeats);
-  if (last_->trunk_graph) profile.nodes = last_->trunk_graph.nodes();
+  profile.seconds =
+      time_run([&] { run(*last_, program, last_->trunk_graphs, head.rows); }, repeats);
+  for (const Graph& graph : last_->trunk_graphs) profile.nodes += graph.nodes();
 
   // Op by op, to learn which experts each layer reads.
   std::uint64_t experts = 0, routes = 0;

@@ -85,39 +85,50 @@ class GdnPart {
 };
 
 // The n-gram layer. Its rows depend on token ids alone, so hash, gather and projections run beside
-// the first layers.
+// the layers before it.
 class PlePart {
  public:
   PlePart(LayerParts& parts, const GraphContext& context, const std::byte* packed_host)
-      : p_(parts), c_(context) {
+      : p_(parts), c_(context), packed_host_(packed_host) {
+    const ModelShape& s = p_.shape();
+    const std::int64_t r = p_.step().max_rows;
+    GraphBuilder& b = p_.builder();
+    const std::int32_t heads = s.ngram_heads();
+    ids_ = b.take<std::int64_t>(r * heads);
+    packed_ = b.take<std::byte>(r * heads * c_.checkpoint.ngram().row_bytes);
+    e_ = b.take<float>(r * heads * s.ngram_width);
+    key_ = b.take<float>(r * s.stack());
+    value_ = b.take<float>(r * s.hidden);
+    gate_ = b.take<float>(r * s.streams);
+    m_ = b.take<float>(r * s.stack());
+  }
+
+  // The host gathers the rows, so it must be given time: the program is cut before begin().
+  bool host_gathers() const { return packed_host_ != nullptr; }
+
+  // From here on the rows are fetched and projected, beside what follows.
+  void begin() {
     const ModelShape& s = p_.shape();
     const std::int64_t r = p_.step().max_rows;
     GraphBuilder& b = p_.builder();
     const NgramTable& table = c_.checkpoint.ngram();
     const std::int32_t heads = s.ngram_heads();
-    auto* ids = b.take<std::int64_t>(r * heads);
-    auto* packed = b.take<std::byte>(r * heads * table.row_bytes);
-    auto* e = b.take<float>(r * heads * s.ngram_width);
-    key_ = b.take<float>(r * s.stack());
-    value_ = b.take<float>(r * s.hidden);
-    gate_ = b.take<float>(r * s.streams);
-    m_ = b.take<float>(r * s.stack());
-
+    if (host_gathers()) b.program().cut({});
     b.program().fork(Lane::kTable);
     const PleWeights& w = *c_.weights.ple;
-    if (packed_host != nullptr) {
-      b.program().copy(Lane::kTable, packed, packed_host,
+    if (host_gathers()) {
+      b.program().copy(Lane::kTable, packed_, packed_host_,
                        static_cast<std::size_t>(r * heads * table.row_bytes));
     } else {
       NgramHashArgs hash = ngram_hash_args(s, table, p_.step());
-      hash.ids = ids;
+      hash.ids = ids_;
       b.add(Lane::kTable, hash);
-      b.add(Lane::kTable, NgramGatherArgs{p_.rows(), ids, w.shards, packed, table.shard_rows,
+      b.add(Lane::kTable, NgramGatherArgs{p_.rows(), ids_, w.shards, packed_, table.shard_rows,
                                           table.rows, heads, table.row_bytes});
     }
-    b.add(Lane::kTable, NgramDecodeArgs{p_.rows(), packed, w.bias, e, heads, s.ngram_width,
+    b.add(Lane::kTable, NgramDecodeArgs{p_.rows(), packed_, w.bias, e_, heads, s.ngram_width,
                                         table.bits, table.row_bytes});
-    p_.dense(Lane::kTable, e, {w.key, w.value}, {key_, value_});
+    p_.dense(Lane::kTable, e_, {w.key, w.value}, {key_, value_});
   }
 
   // S += PLE(S); joins the table stream.
@@ -141,7 +152,10 @@ class PlePart {
  private:
   LayerParts& p_;
   const GraphContext& c_;
-  float *key_, *value_, *gate_, *m_;
+  const std::byte* packed_host_;
+  std::int64_t* ids_;
+  std::byte* packed_;
+  float *e_, *key_, *value_, *gate_, *m_;
 };
 
 }  // namespace
@@ -170,6 +184,10 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
 
   std::optional<PlePart> ple;
   if (w.ple) ple.emplace(parts, context, options.packed_host);
+  // Rows that the device gathers are under way from the start; those that the host gathers while
+  // the layer before theirs mixes its tokens.
+  const std::int32_t gather_layer = ple && ple->host_gathers() ? s.ple_layer - 1 : -1;
+  if (ple && gather_layer < 0) ple->begin();
   builder.add(Lane::kMain, EmbedArgs{step, w.embedding, out.streams, s.streams, s.hidden});
 
   const float* pending_inj = nullptr;
@@ -189,8 +207,9 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
     } else {
       parts.attention(layer.attn, context.state.planes(attention_index++), t.x, t.y);
     }
+    if (static_cast<std::int32_t>(l) == gather_layer) ple->begin();
     parts.mix(out.streams, layer.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
-    parts.moe(layer.moe, t.mlp_x, t.mlp_y);
+    parts.moe(layer.moe, l, t.mlp_x, t.mlp_y);
     pending_inj = t.mlp_inj;
     pending_y = t.mlp_y;
     if (options.taps != nullptr) {
@@ -250,7 +269,7 @@ MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const S
   }
   parts.attention(w.block.attn, context.state.planes(planes), t.x, t.y);
   parts.mix(out.streams, w.block.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
-  parts.moe(w.block.moe, t.mlp_x, t.mlp_y);
+  parts.moe(w.block.moe, layers, t.mlp_x, t.mlp_y);
   parts.residual(out.streams, t.mlp_inj, t.mlp_y);
   parts.head(out.streams, w.mixer, &out.logits, &out.tokens);
   return out;

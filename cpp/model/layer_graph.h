@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpp/bank/weights.h"
+#include "cpp/cache/expert_cache.h"
 #include "cpp/model/program.h"
 #include "cpp/model/state.h"
 #include "cpp/model/step_buffer.h"
@@ -22,8 +23,11 @@ struct GraphContext {
   const Weights& weights;
   const StatePool& state;
   std::int32_t levels;
-  std::int32_t window;       // most positions of a lane
-  std::int32_t token_limit;  // ids >= it are never sampled
+  std::int32_t window;              // most positions of a lane
+  std::int32_t token_limit;         // ids >= it are never sampled
+  std::int32_t* ticket;             // (1) zero when a step begins: RouteArgs
+  const cache::ExpertCache* cache;  // routed experts in host memory; null: all are on the device
+  const std::int32_t* forced;  // (layers with experts, decode rows, top_k) replayed choices or null
 };
 
 // What a trunk program leaves behind, at device addresses that stay valid until the next program
@@ -44,7 +48,7 @@ struct TrunkBuffers {
 };
 
 struct TrunkOptions {
-  bool staged = false;    // the step may be rewound: per-layer inputs of the recurrences are kept
+  bool staged = false;  // the step may be rewound: per-layer inputs of the recurrences are kept
   // Pinned (outputs): the sampler writes there, so that a token needs no copy. Null: device memory.
   std::int32_t* tokens = nullptr;
   float* taps = nullptr;  // (layers, rows, S * D): streams after every layer, or null

@@ -24,7 +24,6 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   at_.o = b_.take<float>(r * s_.q_dim());
   at_.blocks = b_.take<std::int32_t>(r * s_.max_blocks());
   at_.count = b_.take<std::int32_t>(r);
-  moe_.router = b_.take<float>(r * s_.experts);
   moe_.shared_gate = b_.take<float>(r);
   moe_.ids = b_.take<std::int32_t>(r * s_.top_k);
   moe_.weights = b_.take<float>(r * s_.top_k);
@@ -124,30 +123,126 @@ void LayerParts::attention(const AttnWeights& w, const KvPlanes& planes, const f
   linear(Lane::kMain, rows(), at_.o, {w.o}, {y});
 }
 
-void LayerParts::moe(const MoeWeights& w, const float* x, float* y) {
+void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, float* y) {
+  const bool cached = c_.cache != nullptr;
+  // Few rows find their experts within the graph; for many the host streams them.
+  const bool few = cached && step_.max_rows <= c_.cache->options().decode_rows;
+  RouteArgs route{};
+  route.rows = rows();
+  route.x = x;
+  route.router = w.router;
+  route.shared_gate = w.shared_gate;
+  route.ids = few ? c_.cache->layer(layer).ids : moe_.ids;
+  route.weights = moe_.weights;
+  route.gate = moe_.shared_gate;
+  route.top_k = s_.top_k;
+  route.normalise = s_.norm_topk ? 1 : 0;
+  route.ticket = c_.ticket;
+  if (few && c_.forced != nullptr) {
+    route.forced =
+        c_.forced + static_cast<std::int64_t>(layer) * c_.cache->options().decode_rows * s_.top_k;
+  }
+  b_.add(Lane::kMain, route);
+
   ExpertsArgs e{};
   e.rows = rows();
   e.x = x;
   e.dim = s_.hidden;
   e.levels = c_.levels;
-
-  dense(Lane::kMain, x, {w.router, w.shared_gate}, {moe_.router, moe_.shared_gate});
-  b_.add(Lane::kMain, RouteArgs{rows(), moe_.router, moe_.ids, moe_.weights, s_.experts, s_.top_k,
-                                s_.norm_topk ? 1 : 0});
   e.shared = w.shared;
   e.shared_y = moe_.shared_y;
   e.shared_inner = s_.shared_inner;
   std::copy_n(w.shared_words, 3, e.shared_words);
-  e.ids = moe_.ids;
+  e.ids = route.ids;
   e.experts = w.experts;
   e.y = moe_.slot_y;
   e.num_experts = s_.experts;
   e.slots = s_.top_k;
   e.inner = s_.expert_inner;
   std::copy_n(w.words, 3, e.words);
-  b_.add(Lane::kMain, e);
+  if (!cached) {
+    b_.add(Lane::kMain, e);
+  } else if (few) {
+    cached_experts(e, layer);
+  } else {
+    b_.give_workspace(Lane::kMain, e);
+    b_.program().cut(cache::StreamedExperts{e, static_cast<std::int32_t>(layer)});
+  }
   b_.add(Lane::kMain, CombineArgs{rows(), moe_.slot_y, moe_.weights, moe_.shared_y,
                                   moe_.shared_gate, y, s_.top_k, s_.hidden});
+}
+
+void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
+  const cache::LayerCache& c = c_.cache->layer(layer);
+  const cache::StepCache& t = c_.cache->step();
+  const cache::CacheOptions& options = c_.cache->options();
+  const std::int32_t pairs = step_.max_rows * s_.top_k;
+
+  ResolveArgs resolve{};
+  resolve.rows = rows();
+  resolve.head = step_.head;
+  resolve.ids = e.ids;
+  resolve.tables = c.tables;
+  resolve.layout = c.layout;
+  resolve.pool = c.pool;
+  resolve.staging = t.staging;
+  resolve.experts = c.experts;
+  resolve.group = c.group;
+  resolve.fetches = t.fetches;
+  resolve.num_fetches = t.num_fetches;
+  resolve.cpu = t.cpu;
+  resolve.num_cpu = t.num_cpu;
+  resolve.counters = c.counters;
+  resolve.slots = s_.top_k;
+  b_.add(Lane::kMain, resolve);
+
+  FetchArgs fetch{};
+  fetch.fetches = t.fetches;
+  fetch.count = t.num_fetches;
+  fetch.bank = c.bank;
+  fetch.counters = c.counters;
+  fetch.line_bytes = c.layout.bytes;
+  fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
+  fetch.max_fetches = pairs;
+  b_.program().fork(Lane::kSide);
+  b_.add(Lane::kSide, fetch);
+  if (options.cpu) {
+    CpuPostArgs post{};
+    post.rows = rows();
+    post.x = e.x;
+    post.ids = e.ids;
+    post.cpu = t.cpu;
+    post.num_cpu = t.num_cpu;
+    post.sequence = t.sequence;
+    post.mail = t.mail;
+    post.layer = static_cast<std::int32_t>(layer);
+    post.slots = s_.top_k;
+    post.dim = s_.hidden;
+    b_.program().fork(Lane::kMail);
+    b_.add(Lane::kMail, post);
+  }
+
+  e.experts = c.experts;
+  e.group = c.group;
+  e.only = kGroupHit;
+  b_.add(Lane::kMain, e);
+  e.shared = nullptr;
+  e.only = kGroupFetched;
+  b_.program().join(Lane::kSide);
+  b_.add(Lane::kMain, e);
+  if (options.cpu) {
+    CpuJoinArgs join{};
+    join.num_cpu = t.num_cpu;
+    join.sequence = t.sequence;
+    join.mail = t.mail;
+    join.y = e.y;
+    join.counters = c.counters;
+    join.deadline_ns = options.cpu_deadline_ns;
+    join.layer = static_cast<std::int32_t>(layer);
+    join.dim = s_.hidden;
+    b_.program().join(Lane::kMail);
+    b_.add(Lane::kMain, join);
+  }
 }
 
 void LayerParts::head(float* streams, const MixWeight& mixer, float** logits,

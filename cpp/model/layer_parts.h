@@ -36,8 +36,8 @@ class LayerParts {
 
   // y = attention(x), with the layer's planes.
   void attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y);
-  // y = mixture of experts (x).
-  void moe(const MoeWeights& w, const float* x, float* y);
+  // y = mixture of experts (x); `layer` counts the layers with experts, the MTP head's comes last.
+  void moe(const MoeWeights& w, std::size_t layer, const float* x, float* y);
   // Final mix over the rows whose logits are wanted, head, sampler. Takes *tokens when null.
   void head(float* streams, const MixWeight& mixer, float** logits, std::int32_t** tokens);
 
@@ -48,6 +48,9 @@ class LayerParts {
  private:
   // What every mix of the model has in common.
   MixArgs mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const;
+  // The routed experts of few rows, those with a line while the others are fetched or computed by
+  // the processor; `e` is for all pairs.
+  void cached_experts(ExpertsArgs e, std::size_t layer);
 
   GraphBuilder& b_;
   const GraphContext& c_;
@@ -60,7 +63,7 @@ class LayerParts {
     std::int32_t *blocks, *count;
   } at_{};
   struct {
-    float *router, *shared_gate, *weights, *slot_y, *shared_y;
+    float *shared_gate, *weights, *slot_y, *shared_y;
     std::int32_t* ids;
   } moe_{};
 };

@@ -32,7 +32,7 @@ void Program::join(Lane lane) {
   instructions_.push_back(i);
 }
 
-void Program::cut(const cache::StreamedExperts& experts) {
+void Program::cut(const std::optional<cache::StreamedExperts>& experts) {
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) join(static_cast<Lane>(lane));
   cuts_.push_back({instructions_.size(), experts});
 }

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 namespace flashnext {
@@ -56,12 +57,15 @@ class Program {
   // given so far; nothing when it was not forked.
   void fork(Lane lane);
   void join(Lane lane);
-  // Ends a part: lanes are joined, and `experts` are streamed before the next one.
-  void cut(const cache::StreamedExperts& experts);
+  // Ends a part: lanes are joined, and `experts` are streamed before the next one; without any, the
+  // host gathers the step's n-gram rows while the part runs.
+  void cut(const std::optional<cache::StreamedExperts>& experts);
 
   std::size_t parts() const noexcept { return cuts_.size() + 1; }
-  // What is streamed after part `i`, i < parts() - 1.
-  const cache::StreamedExperts& after(std::size_t i) const { return cuts_.at(i).experts; }
+  // What is streamed after part `i`, i < parts() - 1; none: n-gram rows are gathered.
+  const std::optional<cache::StreamedExperts>& after(std::size_t i) const {
+    return cuts_.at(i).experts;
+  }
   void enqueue(Device& device, const ProgramStreams& streams, std::size_t part = 0) const;
   std::size_t num_ops() const noexcept;
   // visit(op, args, args_bytes) for every op, in order.
@@ -86,7 +90,7 @@ class Program {
   };
   struct Cut {
     std::size_t at;  // instructions before it
-    cache::StreamedExperts experts;
+    std::optional<cache::StreamedExperts> experts;
   };
   std::vector<Instruction> instructions_;
   std::vector<std::byte> args_;

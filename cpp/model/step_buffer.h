@@ -27,6 +27,8 @@ class StepBuffer {
   // The same view of the host side.
   StepView host_view(std::int32_t max_rows, std::int32_t max_segments,
                      std::int32_t max_outputs) const;
+  // Device side: one zero, which every upload renews.
+  std::int32_t* ticket() const { return at<std::int32_t>(device_, ticket_); }
   // Adds the copy; everything that reads the step comes after it.
   void add_upload(Program& program) const;
 
@@ -38,7 +40,7 @@ class StepBuffer {
   StepView view_of(const Block& block, std::int32_t max_rows, std::int32_t max_segments,
                    std::int32_t max_outputs) const;
   std::int32_t max_pages_;
-  std::size_t head_ = 0, segments_, pages_, rows_, outputs_, sampling_, bytes_;
+  std::size_t head_ = 0, ticket_, segments_, pages_, rows_, outputs_, sampling_, bytes_;
   Block host_, device_;
 };
 

@@ -33,13 +33,30 @@ EngineOptions engine_options(const SessionOptions& o) {
   engine.graphs = o.graphs;
   engine.snapshots = o.snapshots;
   engine.taps = o.taps;
+  engine.forced_routing = o.forced_routing;
+  engine.forced_routing = o.forced_routing;
   return engine;
 }
 
-class Planner {
+cache::CacheOptions cache_options(const SessionOptions& o, const ModelShape& shape,
+                                  std::int32_t lines) {
+  cache::CacheOptions cache;
+  cache.lines = lines;
+  cache.trunk_layers = shape.layers;
+  cache.decode_rows = kMaxDecodeRows;
+  cache.plan_every = o.plan_every;
+  cache.lockstep = o.lockstep;
+  cache.link_limit = o.link_limit;
+  cache.cpu = true;  // some experts may have no other way
+  cache.cpu_options.threads = o.cpu_threads;
+  cache.cpu_deadline_ns = static_cast<std::int64_t>(o.cpu_deadline_seconds * 1e9);
+  return cache;
+}
+
+class MemoryPlanner {
  public:
-  Planner(const Checkpoint& checkpoint, const SessionOptions& options, const Device& sizes,
-          const HostRoom& host)
+  MemoryPlanner(const Checkpoint& checkpoint, const SessionOptions& options, const Device& sizes,
+                const HostRoom& host)
       : c_(checkpoint), o_(options), sizes_(sizes), host_(host) {
     limit_ = std::min<std::uint64_t>(
         o_.memory_limit > 0 ? o_.memory_limit : std::numeric_limits<std::uint64_t>::max(),
@@ -113,8 +130,19 @@ class Planner {
     const Weights weights = Weights::plan(c_, plan, result.weights);
     EngineOptions engine = result.engine;
     engine.graphs = false;
-    const Engine counted(plan, c_, weights, engine);
-    if (offload) count_lines(plan, lines, result);
+    if (offload) {
+      result.cache = cache_options(o_, c_.shape(), lines);
+      PlanDevice uncounted(sizes_);  // the bank comes last: it takes the RAM that others leave
+      const Bank bank = Bank::plan(c_, uncounted, {1, 1});
+      for (const Bank::Layer& layer : bank.layers()) {
+        result.slice += static_cast<std::uint64_t>(layer.layout.bytes);
+      }
+      cache::ExpertCache cache(plan, bank, cache_shape(c_, bank), c_.shape().hidden,
+                               c_.shape().expert_inner, o_.levels, result.cache);
+      const Engine counted(plan, c_, weights, engine, &cache);
+    } else {
+      const Engine counted(plan, c_, weights, engine);
+    }
     sum(plan, result);
     check_host(result);
     if (offload) count_bank(plan, result);
@@ -124,22 +152,6 @@ class Planner {
           static_cast<std::uint64_t>(table.rows) * static_cast<std::uint64_t>(table.row_bytes);
     }
     return result;
-  }
-
-  // The cache's device memory.
-  void count_lines(PlanDevice& plan, std::int32_t lines, MemoryPlan& result) const {
-    PlanDevice nothing(sizes_);
-    const Bank bank = Bank::plan(c_, nothing, {1, 1});
-    std::uint64_t longest = 0;
-    for (const Bank::Layer& layer : bank.layers()) {
-      const auto bytes = static_cast<std::uint64_t>(layer.layout.bytes);
-      result.slice += bytes;
-      longest = std::max(longest, bytes);
-    }
-    const auto staging = static_cast<std::uint64_t>(kMaxDecodeRows * c_.shape().top_k);
-    const Block pools(plan, Space::kDevice, result.slice * static_cast<std::uint64_t>(lines),
-                      "expert lines");
-    const Block ring(plan, Space::kDevice, longest * staging, "staging lines");
   }
 
   // Adds the bank's part. What else the session takes comes out of the RAM first.
@@ -219,9 +231,17 @@ std::int32_t resolve_window(const ModelShape& shape, std::int32_t window) {
   return window;
 }
 
+cache::CacheShape cache_shape(const Checkpoint& checkpoint, const Bank& bank) {
+  cache::CacheShape shape{};
+  shape.layers = static_cast<std::int32_t>(bank.layers().size());
+  shape.experts = checkpoint.shape().experts;
+  shape.top_k = checkpoint.shape().top_k;
+  return shape;  // lines and their bytes are the cache's to say
+}
+
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const SessionOptions& options,
                        const Device& sizes, const HostRoom& host) {
-  return Planner(checkpoint, options, sizes, host).run();
+  return MemoryPlanner(checkpoint, options, sizes, host).run();
 }
 
 }  // namespace flashnext

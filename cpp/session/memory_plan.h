@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpp/bank/bank.h"
+#include "cpp/cache/expert_cache.h"
 #include "cpp/session/session.h"
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct MemoryPart {
 struct MemoryPlan {
   WeightOptions weights;  // what open() builds with
   EngineOptions engine;
+  cache::CacheOptions cache;     // with offload
   bool offload = false;          // the routed experts live in a Bank
   std::int32_t lines = 0;        // with offload: experts a layer on the device
   std::uint64_t slice = 0;       // bytes of one line in every layer
@@ -46,6 +48,9 @@ HostRoom this_host();
 // Positions a sequence may hold: `window`, or for 0 the smaller of 32768 and the model's limit.
 // Throws InputError.
 std::int32_t resolve_window(const ModelShape& shape, std::int32_t window);
+
+// What a cache of the bank's experts is about.
+cache::CacheShape cache_shape(const Checkpoint& checkpoint, const Bank& bank);
 
 // `sizes` is the device that will run the session, or one that stands for it: its kind, its sizes
 // of scratch and its free memory are asked for, nothing is allocated on it. Throws OutOfMemory, and

@@ -1,8 +1,11 @@
 #include "cpp/session/session.h"
 
+#include "cpp/cache/profile.h"
+#include "cpp/checkpoint/fingerprint.h"
 #include "cpp/device/cuda_device.h"
 #include "cpp/device/host_device.h"
-#include "cpp/device/plan_device.h"
+#include "cpp/session/memory_plan.h"
+#include "cpp/session/offload.h"
 
 #include <algorithm>
 #include <charconv>
@@ -11,6 +14,8 @@
 namespace flashnext {
 
 namespace {
+
+constexpr std::int32_t kProofRows = 64;  // of the prompt that proves that all fits
 
 // N of "cuda" (0) or "cuda:N"; -1 for anything else.
 int cuda_ordinal(const std::string& name) {
@@ -56,7 +61,13 @@ std::string cuda_refusal(int ordinal, const std::vector<std::string>& accepted) 
 Session::Session(Checkpoint checkpoint, SessionOptions options)
     : checkpoint_(std::move(checkpoint)), options_(std::move(options)) {}
 
-Session::~Session() = default;
+Session::~Session() {
+  if (!keep_profile_ || !cache_) return;
+  const cache::CacheShape& c = cache_->shape();
+  // What goes wrong here is lost: nobody is left to be told, and the old file is still whole.
+  cache::save_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts,
+                      cache_->planner().total());
+}
 
 std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options,
                                        const Progress& progress) {
@@ -68,60 +79,51 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
   std::unique_ptr<Session> s(new Session(std::move(checkpoint), options));
   s->notes_ = s->checkpoint_.notes();
   SessionOptions& o = s->options_;
-  if (o.window == 0) o.window = std::min(32768, s->shape().max_positions);
-  if (o.window < 0 || o.window > s->shape().max_positions) {
-    throw InputError("window = " + std::to_string(o.window) + ": the model holds 1 to " +
-                     std::to_string(s->shape().max_positions) +
-                     " positions; choose a window in that range");
-  }
+  o.window = resolve_window(s->shape(), o.window);
   s->open_device();
-  WeightOptions weights;
-  weights.rope_positions = o.window;
-  EngineOptions engine;
-  engine.lanes = o.lanes;
-  engine.window = o.window;
-  engine.chunk = o.chunk;
-  engine.levels = o.levels;
-  engine.token_limit = o.token_limit;
-  engine.graphs = o.graphs;
-  engine.snapshots = o.snapshots;
-  engine.taps = o.taps;
-  s->plan_memory(weights, engine);
+  const MemoryPlan plan = plan_memory(s->checkpoint_, o, *s->device_);
   s->weights_ =
-      std::make_unique<Weights>(Weights::load(s->checkpoint_, *s->device_, weights, progress));
-  s->engine_ = std::make_unique<Engine>(*s->device_, s->checkpoint_, *s->weights_, engine);
+      std::make_unique<Weights>(Weights::load(s->checkpoint_, *s->device_, plan.weights, progress));
+  if (plan.offload) s->open_cache(plan, progress);
+  s->engine_ = std::make_unique<Engine>(*s->device_, s->checkpoint_, *s->weights_, plan.engine,
+                                        s->cache_.get());
   s->scheduler_ = std::make_unique<Scheduler>(*s->engine_);
+  if (s->cache_) s->fill_cache(progress);
   s->device_->seal();
   return s;
 }
 
-// Builds everything once on a device that only counts, and refuses with every part and the sum what
-// does not fit.
-void Session::plan_memory(const WeightOptions& weights, EngineOptions engine) const {
-  PlanDevice plan(*device_);
-  engine.graphs = false;
-  const Weights planned = Weights::plan(checkpoint_, plan, weights);
-  const Engine counted(plan, checkpoint_, planned, engine);
-  std::size_t sum = 0, on_device = 0;
-  std::string parts;
-  for (const Allocated& part : plan.allocations()) {
-    sum += part.bytes;
-    if (part.space == Space::kDevice) on_device += part.bytes;
-    parts += "\n  " + part.what + " (" + to_string(part.space) +
-             "): " + std::to_string(part.bytes) + " bytes";
+// The experts in host memory, and the room for their lines on the device.
+void Session::open_cache(const MemoryPlan& plan, const Progress& progress) {
+  bank_ = std::make_unique<Bank>(Bank::fill(checkpoint_, *device_, {plan.bank_limit, 0}, progress));
+  if (!bank_->report().note.empty()) notes_.push_back(bank_->report().note);
+  cache::CacheOptions options = plan.cache;
+  options.cpu = needs_cpu(options_, *bank_);
+  options.cpu_options.isa = exl3::isa_named(options_.isa);
+  cache_ = std::make_unique<cache::ExpertCache>(*device_, *bank_, cache_shape(checkpoint_, *bank_),
+                                                shape().hidden, shape().expert_inner,
+                                                options_.levels, options);
+}
+
+// Runs once after the engine is built: first lines, a short prompt as proof that everything fits,
+// and the processor's share.
+void Session::fill_cache(const Progress& progress) {
+  cache::Profile profile;
+  if (!options_.profile.empty()) {
+    const cache::CacheShape& c = cache_->shape();
+    profile = cache::load_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts);
+    if (!profile.note.empty()) notes_.push_back(profile.note);
+    keep_profile_ = profile.note.empty();
   }
-  const std::size_t limit =
-      options_.memory_limit > 0 ? options_.memory_limit : static_cast<std::size_t>(-1);
-  // A limit is on everything the host device takes, and on device memory where there is some.
-  const bool host = device_->kind() == "host";
-  const std::size_t needed = host ? sum : on_device;
-  const std::size_t room = std::min(limit, device_->available(Space::kDevice));
-  if (needed <= room) return;
-  throw OutOfMemory(host ? "host" : "device", needed,
-                    "the session needs " + std::to_string(needed) + " bytes of " +
-                        (host ? "host" : "device") + " memory and may take " +
-                        std::to_string(room) + "; its parts are" + parts +
-                        "\nLower window, lanes, chunk or prefix_snapshots, or raise memory_limit.");
+  cache_->fill(options_.policy, profile.uses, progress);
+  const std::vector<std::int32_t> ids(
+      static_cast<std::size_t>(std::min(engine_->options().chunk, kProofRows)), 0);
+  check(engine_->reserve(0, static_cast<std::int32_t>(ids.size())), "no pages for a first prompt");
+  const LaneRows rows{0, ids, LaneRows::Logits::kLast, {}};
+  engine_->step({&rows, 1}, false);
+  engine_->reset(0);
+  share_ = std::make_unique<ShareReport>(choose_share(*engine_, options_));
+  cache_->forget();
 }
 
 void Session::open_device() {
@@ -175,6 +177,10 @@ auto Session::guarded(Call&& call) {
     failure_ = e.what();
     throw;
   }
+}
+
+void Session::check_cache() {
+  if (cache_) guarded([&] { engine_->check_cache(); });
 }
 
 std::vector<Completion> Session::generate(std::span<const Request> requests,

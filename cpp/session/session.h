@@ -3,8 +3,9 @@
 // but cancel() may come from any thread.
 #pragma once
 
+#include "cpp/bank/bank.h"
 #include "cpp/bank/weights.h"
-#include "cpp/cache/policy.h"
+#include "cpp/cache/expert_cache.h"
 #include "cpp/checkpoint/checkpoint.h"
 #include "cpp/device/device.h"
 #include "cpp/model/engine.h"
@@ -17,6 +18,9 @@
 #include <vector>
 
 namespace flashnext {
+
+struct MemoryPlan;   // memory_plan.h
+struct ShareReport;  // offload.h
 
 struct SessionOptions {
   std::string device = "auto";  // "auto", "host", "cuda", "cuda:N"
@@ -42,8 +46,12 @@ struct SessionOptions {
   std::string cpu_misses = "auto";  // of a layer's misses: "off", "auto" (measured), or at most N
   std::int32_t cpu_threads = 0;     // that compute misses; 0: one a core but one
   std::shared_ptr<cache::Policy> policy;  // null: recency
-  std::string profile;    // file of expert uses: read at open, written at close; empty: none
-  double link_limit = 0;  // bytes a second of a slower link that is played (benches); 0: off
+  std::string profile;           // file of expert uses: read at open, written at close; empty: none
+  double link_limit = 0;         // bytes a second of a slower link that is played (benches); 0: off
+  std::int32_t plan_every = 16;  // steps between two plans of the policy
+  bool lockstep = false;         // promotions land before the next step: as a replay counts
+  bool forced_routing = false;   // Engine::force_routing() may be used (benches)
+  double cpu_deadline_seconds = 5;  // that a step waits for misses on the processor
   // CUDA capabilities that a gate receipt vouches for on this build, e.g. "sm_90"; others are
   // refused (design.md 8).
   std::vector<std::string> capabilities;
@@ -65,6 +73,11 @@ class Session {
   const std::string& device_name() const noexcept { return device_name_; }
   Device& device() noexcept { return *device_; }
   Engine& engine() noexcept { return *engine_; }
+  cache::ExpertCache* cache() noexcept { return cache_.get(); }  // null: experts are resident
+  const Bank* bank() const noexcept { return bank_.get(); }
+  const ShareReport* cpu_share() const noexcept { return share_.get(); }
+  // Throws LogicError unless the cache's books agree with the device.
+  void check_cache();
   Scheduler& scheduler() noexcept { return *scheduler_; }
   const std::vector<std::string>& notes() const noexcept { return notes_; }
 
@@ -86,7 +99,8 @@ class Session {
  private:
   Session(Checkpoint checkpoint, SessionOptions options);
   void open_device();
-  void plan_memory(const WeightOptions& weights, EngineOptions engine) const;
+  void open_cache(const MemoryPlan& plan, const Progress& progress);
+  void fill_cache(const Progress& progress);
   void open_cuda(int ordinal);
   void open_host();
   template <class Call>
@@ -98,6 +112,10 @@ class Session {
   std::string device_name_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Bank> bank_;
+  std::unique_ptr<cache::ExpertCache> cache_;
+  std::unique_ptr<ShareReport> share_;
+  bool keep_profile_ = false;  // the file of uses is ours to replace
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Scheduler> scheduler_;
   std::string failure_;  // the first device error

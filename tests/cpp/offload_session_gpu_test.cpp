@@ -1,0 +1,37 @@
+// Experts in host memory on the first CUDA device.
+#include "cpp/device/cuda_device.h"
+#include "tests/cpp/offload_cases.h"
+
+namespace flashnext {
+namespace {
+
+using namespace test;
+
+SessionOptions cuda_options() {
+  SessionOptions o = demo_options();
+  o.device = "cuda:0";
+  for (const CudaDeviceInfo& d : cuda_devices()) {
+    o.capabilities.push_back("sm_" + std::to_string(d.major) + std::to_string(d.minor));
+  }
+  return o;
+}
+
+const std::vector<float>& reference() {
+  static const std::vector<float> logits = plain_logits(cuda_options());
+  return logits;
+}
+
+TEST(OffloadSessionGpu, CacheOfAnySize) { check_cache_sizes(cuda_options(), reference()); }
+TEST(OffloadSessionGpu, EveryPolicy) { check_policies(cuda_options(), reference()); }
+TEST(OffloadSessionGpu, Processor) { check_processor(cuda_options(), reference()); }
+TEST(OffloadSessionGpu, EagerAndReplayedGraphs) {
+  check_offload_graphs(cuda_options(), reference());
+}
+TEST(OffloadSessionGpu, StalledWorkers) { check_stall(cuda_options(), reference()); }
+TEST(OffloadSessionGpu, LanesTogetherAndAlone) { check_offload_lanes(cuda_options()); }
+TEST(OffloadSessionGpu, PrefixReuseAgainstCold) {
+  check_prefixes(offloaded(cuda_options(), kDemoExperts / 4));
+}
+
+}  // namespace
+}  // namespace flashnext
