@@ -10,11 +10,13 @@ namespace {
 constexpr int kThreads = 256;
 
 // A thread 16 bytes. Host memory changes between launches: nothing of it may come from a cache.
+// NOTE: no pdl_trigger(): kernels may follow that read a step's values before they wait, because
+// all that came before them had waited; none of them may start before the values are there.
 __global__ void __launch_bounds__(kThreads) copy_kernel(uint4* to, const uint4* from, int pieces) {
-  pdl_trigger();
   pdl_wait();
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (i < pieces) to[i] = __ldcv(from + i);
+  __threadfence();
 }
 
 }  // namespace
