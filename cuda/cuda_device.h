@@ -7,6 +7,7 @@
 
 #include "cpp/device/cuda_device.h"
 #include "cuda/handles.h"
+#include "cuda/host_pages.h"
 
 #include <map>
 #include <string>
@@ -64,6 +65,7 @@ class CudaDevice final : public Device {
     std::string what;
     DeviceBlock device;
     PinnedBlock pinned;
+    RegisteredPages pages;  // instead, when large
   };
   struct Captured {
     GraphHandle graph;
