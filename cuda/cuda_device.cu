@@ -11,6 +11,8 @@ namespace flashnext::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+// From here on the driver takes pages that we touched.
+constexpr std::size_t kLargePinned = std::size_t{64} << 20;
 
 // Does nothing: asking for its attributes tells whether this build has code for a device.
 __global__ void probe_kernel() {}
@@ -55,6 +57,7 @@ CudaDevice::~CudaDevice() {
   if (error != cudaSuccess) log_error(error, "cudaSetDevice");
   // Work in flight may still use what the members are about to free.
   if (poison_.empty()) log_error(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  while (!pinned_.empty()) unpin(pinned_.begin()->first);
   for (auto& [data, owned] : blocks_) {
     if (owned.space == Space::kPageable) std::free(data);
   }
@@ -128,7 +131,7 @@ void* CudaDevice::allocate(Space space, std::size_t bytes, std::string_view what
                      " bytes) after the device was sealed");
   }
   return guarded([&]() -> void* {
-    Owned owned{space, bytes, std::string(what), {}, {}};
+    Owned owned{space, bytes, std::string(what), {}, {}, {}};
     const std::size_t rounded =
         std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
     void* data = nullptr;
@@ -148,6 +151,12 @@ void* CudaDevice::allocate(Space space, std::size_t bytes, std::string_view what
       }
       case Space::kPinned:
         // Mapped and portable: kernels read it in place, and a second device may too.
+        if (rounded >= kLargePinned) {
+          call = "cudaHostRegister";
+          error = allocate_pages(rounded, &owned.pages);
+          data = owned.pages.get().data;
+          break;
+        }
         call = "cudaHostAlloc";
         error = cudaHostAlloc(&data, rounded, cudaHostAllocMapped | cudaHostAllocPortable);
         if (error == cudaSuccess) owned.pinned = PinnedBlock(data);
@@ -193,16 +202,12 @@ void CudaDevice::release(void* block) noexcept {
 
 bool CudaDevice::pin(void* data, std::size_t bytes, std::string_view what) {
   if (sealed_) throw LogicError("pin of " + std::string(what) + " after the device was sealed");
+  if (pinned_.count(data) != 0) throw LogicError("pin of " + std::string(what) + " twice");
   return guarded([&] {
-    const cudaError_t error =
-        cudaHostRegister(data, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
-    if (error == cudaErrorMemoryAllocation || error == cudaErrorNotSupported ||
-        error == cudaErrorOperatingSystem) {
-      cudaGetLastError();  // the system's limit: an expected answer
-      return false;
-    }
+    const cudaError_t error = register_pages(data, bytes);
+    if (error == cudaErrorMemoryAllocation) return false;  // the system's limit
     require(error, "cudaHostRegister", __FILE__, __LINE__);
-    pinned_.insert_or_assign(data, Allocated{Space::kPinned, std::string(what), bytes});
+    pinned_.emplace(data, Allocated{Space::kPinned, std::string(what), bytes});
     return true;
   });
 }
