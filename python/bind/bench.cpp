@@ -39,6 +39,18 @@ SessionOptions session_options(const py::kwargs& given) {
     FN_OPTION(token_limit)
     FN_OPTION(taps)
     FN_OPTION(capabilities)
+    FN_OPTION(experts)
+    FN_OPTION(cache_lines)
+    FN_OPTION(host_limit)
+    FN_OPTION(cpu_misses)
+    FN_OPTION(cpu_threads)
+    FN_OPTION(cpu_deadline_seconds)
+    FN_OPTION(policy)
+    FN_OPTION(profile)
+    FN_OPTION(plan_every)
+    FN_OPTION(lockstep)
+    FN_OPTION(link_limit)
+    FN_OPTION(forced_routing)
 #undef FN_OPTION
     if (name != "prefix_snapshots") {
       throw py::type_error("no option is named \"" + name + "\"");
@@ -197,6 +209,12 @@ void bind_bench(py::module_& m) {
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
         py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
         py::arg("profile") = 0);
+  m.def(
+      "force_routing",
+      [](PySession& s, const std::vector<std::int32_t>& ids, std::int32_t rows) {
+        s.run([&](Session& session) { session.engine().force_routing(ids, rows); });
+      },
+      py::arg("session"), py::arg("ids"), py::arg("rows") = 1);
   m.def("host_bounds", &host_bounds, py::arg("threads") = 0, py::arg("isa") = "auto");
   m.def("cuda_bounds", &cuda_bounds, py::arg("ordinal") = 0);
   m.def("cuda_machine", &machine_of, py::arg("ordinal") = 0);

@@ -13,6 +13,9 @@
 
 namespace flashnext::bind {
 
+// What the cache of a session's experts did.
+py::dict cache_stats(Session& session);
+
 // Empty for None. The callback is called with the GIL.
 Progress progress_hook(const py::object& callback);
 

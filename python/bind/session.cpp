@@ -79,6 +79,7 @@ py::dict PySession::stats() {
   }
   d["memory"] = memory;
   d["device"] = s.device().description();
+  if (s.cache() != nullptr) d["cache"] = cache_stats(s);
   return d;
 }
 

@@ -1,0 +1,105 @@
+// What the cache of experts did, as dictionaries.
+#include "cpp/session/offload.h"
+#include "python/bind/py_session.h"
+
+namespace flashnext::bind {
+
+namespace {
+
+py::dict layer_dict(const cache::LayerStats& s) {
+  py::dict d;
+  d["steps"] = s.steps;
+  d["hits"] = s.hits;
+  d["fetched"] = s.fetched;
+  d["installed"] = s.installed;
+  d["on_cpu"] = s.on_cpu;
+  d["fetch_ns"] = s.fetch_ns;
+  d["wait_ns"] = s.wait_ns;
+  d["promoted"] = s.promoted;
+  d["streamed"] = s.streamed;
+  return d;
+}
+
+}  // namespace
+
+py::dict cache_stats(Session& session) {
+  cache::ExpertCache& cache = *session.cache();
+  py::dict d;
+  py::list layers;
+  cache::LayerStats sum;
+  std::uint64_t fetched_bytes = 0, promoted_bytes = 0, cpu_bytes = 0;
+  for (std::size_t i = 0; i < cache.stats().size(); ++i) {
+    const cache::LayerStats& s = cache.stats()[i];
+    const auto line = static_cast<std::uint64_t>(cache.line_bytes(static_cast<std::int32_t>(i)));
+    sum.steps += s.steps;
+    sum.hits += s.hits;
+    sum.fetched += s.fetched;
+    sum.installed += s.installed;
+    sum.on_cpu += s.on_cpu;
+    sum.fetch_ns += s.fetch_ns;
+    sum.wait_ns += s.wait_ns;
+    sum.promoted += s.promoted;
+    sum.streamed += s.streamed;
+    fetched_bytes += s.fetched * line;
+    promoted_bytes += s.promoted * line;
+    cpu_bytes += s.on_cpu * line;
+    layers.append(layer_dict(s));
+  }
+  d["lines"] = cache.shape().lines;
+  d["experts"] = cache.shape().experts;
+  d["line_bytes"] = cache.shape().line_bytes;
+  d["staging_lines"] = cache.staging_lines();
+  d["sum"] = layer_dict(sum);
+  const std::uint64_t wanted = sum.hits + sum.fetched + sum.on_cpu;
+  d["hit_rate"] = wanted == 0 ? 0.0 : static_cast<double>(sum.hits) / static_cast<double>(wanted);
+  d["fetched_bytes"] = fetched_bytes;
+  d["promoted_bytes"] = promoted_bytes;
+  d["cpu_bytes"] = cpu_bytes;
+  d["layers"] = layers;
+  d["policy"] = cache.planner().policy_name();
+  d["plans"] = cache.planner().plans();
+  d["plan_seconds"] = cache.planner().plan_seconds();
+  d["fault"] = cache.planner().fault() ? cache.planner().fault()->message() : std::string();
+  d["stall"] = cache.stall();
+  if (const cache::ExpertStream* stream = session.engine().stream()) {
+    const cache::ExpertStream::Stats& s = stream->stats();
+    py::dict p;
+    p["layers"] = s.layers;
+    p["passes"] = s.passes;
+    p["lines"] = s.lines;
+    p["bytes"] = s.bytes;
+    p["ahead"] = s.ahead;
+    p["ahead_unused"] = s.ahead_unused;
+    d["prompts"] = p;
+  }
+  if (cache.has_cpu()) {
+    const cache::CpuCounters c = cache.cpu()->counters();
+    py::dict p;
+    p["threads"] = cache.cpu()->threads();
+    p["postings"] = c.postings;
+    p["experts"] = c.experts;
+    p["bytes"] = c.bytes;
+    p["busy_ns"] = c.busy_ns;
+    d["cpu"] = p;
+  }
+  if (const ShareReport* share = session.cpu_share()) {
+    py::list trials;
+    for (const cache::ShareTrial& t : share->trials) {
+      trials.append(py::make_tuple(t.share, t.seconds));
+    }
+    d["cpu_share"] = share->share;
+    d["cpu_share_trials"] = trials;
+    d["cpu_share_text"] = share->text();
+  }
+  const BankReport& bank = session.bank()->report();
+  py::dict b;
+  b["pinned_bytes"] = bank.pinned_bytes;
+  b["pageable_bytes"] = bank.pageable_bytes;
+  b["mapped_bytes"] = bank.mapped_bytes;
+  b["fill_seconds"] = bank.fill_seconds;
+  b["pin_seconds"] = bank.pin_seconds;
+  d["bank"] = b;
+  return d;
+}
+
+}  // namespace flashnext::bind
