@@ -378,6 +378,10 @@ namespace flashnext {
 
 bool cuda_built() noexcept { return true; }
 
+std::size_t cuda_workspace_bytes(Op op, const void* args) {
+  return cuda::workspace_bytes(op, args);
+}
+
 int cuda_device_count() noexcept {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {

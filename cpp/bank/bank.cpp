@@ -170,7 +170,7 @@ void Bank::reserve(const Checkpoint& checkpoint, Device& device, const BankOptio
       " of experts stay in the checkpoint's files, where the processor computes them: " +
       (refused > 0 ? "the system refused " + bytes_text(refused) + " of address space (ulimit -v)"
        : options.host_limit > 0
-           ? "host_limit is " + bytes_text(limit)
+           ? "RAM for them is limited to " + bytes_text(limit) + " (host_limit)"
            : bytes_text(free) + " of RAM are free, of which " + bytes_text(kept) + " are kept");
 }
 

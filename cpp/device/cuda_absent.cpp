@@ -10,6 +10,10 @@ std::vector<CudaDeviceInfo> cuda_devices() { return {}; }
 
 bool cuda_built() noexcept { return false; }
 
+std::size_t cuda_workspace_bytes(Op, const void*) {
+  throw InputError("this flashnext was built without CUDA");
+}
+
 namespace {
 
 [[noreturn]] void refuse(int ordinal) {

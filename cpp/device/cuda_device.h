@@ -34,6 +34,10 @@ std::vector<CudaDeviceInfo> cuda_devices();
 // True when this build has the CUDA device.
 bool cuda_built() noexcept;
 
+// Device scratch that `op` needs for these args on any CUDA device, without one: see
+// Device::workspace_bytes. Throws InputError where this build has no CUDA.
+std::size_t cuda_workspace_bytes(Op op, const void* args);
+
 // Throws InputError when there is no such device, DeviceError when it cannot be opened. Which
 // capabilities may run a model is the session's business, not checked here.
 std::unique_ptr<Device> make_cuda_device(int ordinal, const CudaDeviceOptions& options);
