@@ -101,6 +101,12 @@ TEST(Profile, CountsOpsAndBytesOfAStep) {
   const std::uint64_t stack = 4 * 256, products = 2 * 128 * stack;
   EXPECT_EQ(mix.cost.weight_bytes, 9 * (stack * 4 + products * 2) + 8 * 4 * stack * 2);
   EXPECT_EQ(family(profile, "gdn_recur").launches, 3);
+  // Taps of 1,280 channels, gates of 6 value heads; the row of u, x, qkv and gates; the window of 3
+  // rows read and written.
+  const OpFamily& conv = family(profile, "gdn_conv");
+  EXPECT_EQ(conv.cost.weight_bytes, 3u * (1280 * 4 * 4 + 2 * 6 * 256 * 2));
+  EXPECT_EQ(conv.cost.other_bytes, 3u * 4 * (2 * 1280 + 256 + 2 * 6 + 2 * 3 * 1280));
+  EXPECT_EQ(conv.cost.half_macs, 3u * 2 * 6 * 256);
   EXPECT_EQ(family(profile, "attention").launches, 1);
   EXPECT_EQ(family(profile, "head").cost.exl3_macs, 256u * 1536);
 }
