@@ -44,7 +44,7 @@ void mtp_norm(cudaStream_t stream, const MtpNormArgs& args);
 void mtp_join(cudaStream_t stream, const MtpJoinArgs& args);
 // sample.cu
 void sample(cudaStream_t stream, const SampleArgs& args);
-// offload.cu
+// offload_*.cu
 void resolve(cudaStream_t stream, const ResolveArgs& args);
 void fetch(cudaStream_t stream, const FetchArgs& args);
 void cpu_post(cudaStream_t stream, const CpuPostArgs& args);
