@@ -20,6 +20,9 @@ void bind_inspect(py::module_& m);
 void bind_oracles(py::module_& m);
 void bind_bench(py::module_& m);
 void bind_gate(py::module_& m);
+void bind_plan(py::module_& m);
+void bind_policy(py::module_& m);
+void bind_traces(py::module_& m);
 
 py::dict shape_dict(const ModelShape& shape);
 

@@ -147,4 +147,7 @@ PYBIND11_MODULE(_core, m) {
   bind_oracles(m);
   bind_bench(m);
   bind_gate(m);
+  bind_plan(m);
+  bind_policy(m);
+  bind_traces(m);
 }

@@ -18,22 +18,30 @@ from flashnext.errors import (
 )
 from flashnext.generation import Generation, Timings
 from flashnext.paths import demo_path
+from flashnext.policy import CacheShape, Counters, PlanOutput, Policy
 from flashnext.session import Session
 from flashnext.stream import Stream
+from flashnext.traces import Replay, Trace
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheShape",
     "CheckpointError",
+    "Counters",
     "DeviceError",
     "Error",
     "Generation",
     "InputError",
     "LogicError",
     "OutOfMemory",
+    "PlanOutput",
+    "Policy",
+    "Replay",
     "Session",
     "Stream",
     "Timings",
+    "Trace",
     "__version__",
     "build_info",
     "demo_path",

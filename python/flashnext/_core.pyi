@@ -108,6 +108,21 @@ def write_synthetic(
     pool_bytes: int = ...,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None: ...
+def plan(
+    path: str,
+    *,
+    vram: int,
+    ram: int,
+    reserve: int = 0,
+    window: int = 0,
+    lanes: int = 1,
+    chunk: int = 512,
+    snapshots: int = 8,
+    experts: str = "auto",
+    cache_lines: int = 0,
+    host_limit: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]: ...
 def synthetic_disk_bytes(like: str, layers: int = 0) -> int: ...
 def measure(
     session: Session,
@@ -135,3 +150,41 @@ def run_engine_gates(
     gate: str = "",
     on_result: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]: ...
+
+# policies and routing traces
+def policy_names() -> list[str]: ...
+def load_profile(
+    path: str, fingerprint: int, layers: int, experts: int
+) -> tuple[npt.NDArray[np.uint64] | None, str]: ...
+
+class Trace:
+    def __init__(self, path: str) -> None: ...
+    @staticmethod
+    def synthetic(
+        layers: int,
+        experts: int,
+        top_k: int,
+        *,
+        line_bytes: int = 0,
+        steps: int = 256,
+        rows: int = 1,
+        zipf: float = 0.6,
+        recency: float = 0.5,
+        window: int = 8,
+        seed: int = 1,
+        lines: int = 0,
+        hit_rate: float = 0.0,
+    ) -> tuple[Trace, float, float]: ...
+    def info(self) -> dict[str, Any]: ...
+    def uses(self) -> npt.NDArray[np.uint64]: ...
+    def save(self, path: str) -> None: ...
+    def replay(
+        self,
+        lines: int,
+        policy: Any = None,
+        *,
+        seed: int = 0,
+        plan_every: int = 16,
+        plan_limit: float = 0.05,
+        profile: npt.NDArray[np.uint64] | None = None,
+    ) -> dict[str, Any]: ...

@@ -10,10 +10,21 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import flashnext
-from flashnext.cli import bench, chat, demo, gate, generate, inspect, receipts, synth
+from flashnext.cli import bench, chat, demo, gate, generate, inspect, plan, receipts, replay, synth
 from flashnext.errors import CheckpointError, Error, InputError
 
-COMMANDS: tuple[ModuleType, ...] = (generate, chat, inspect, demo, gate, bench, receipts, synth)
+COMMANDS: tuple[ModuleType, ...] = (
+    generate,
+    chat,
+    inspect,
+    plan,
+    demo,
+    gate,
+    bench,
+    replay,
+    receipts,
+    synth,
+)
 
 OK, FAILED, USAGE, BAD_CHECKPOINT, NO_MEMORY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
