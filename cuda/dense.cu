@@ -63,24 +63,20 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
   if (active) {
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     const std::size_t in = static_cast<std::size_t>(args.w.in);
-#pragma unroll
-    for (int i = 0; i < kChunkBlocks; ++i) {
-      const int k = k0 + i * kBlockK + 8 * t;
-      uint4 hi = {0, 0, 0, 0};
-      uint4 lo = {0, 0, 0, 0};
-      if (g < rows && k < args.w.in) {
-        if (args.x != nullptr) {
-          const float* x = args.x + static_cast<std::size_t>(args.row0 + g) * in + k;
-          split8(*reinterpret_cast<const float4*>(x), *reinterpret_cast<const float4*>(x + 4), hi,
-                 lo);
-        } else {
-          const std::size_t offset = static_cast<std::size_t>(g) * in + static_cast<std::size_t>(k);
-          hi = *reinterpret_cast<const uint4*>(args.planes.hi + offset);
-          lo = *reinterpret_cast<const uint4*>(args.planes.lo + offset);
-        }
-      }
-      mma_block(c, top[i], bottom[i], hi, lo);
-    }
+    chunk_product(
+        top, bottom, k0, t,
+        [&](int k, uint4& hi, uint4& lo) {
+          if (g >= rows || k >= args.w.in) return;
+          if (args.x != nullptr) {
+            split8(args.x + static_cast<std::size_t>(args.row0 + g) * in + k, hi, lo);
+          } else {
+            const std::size_t offset =
+                static_cast<std::size_t>(g) * in + static_cast<std::size_t>(k);
+            hi = *reinterpret_cast<const uint4*>(args.planes.hi + offset);
+            lo = *reinterpret_cast<const uint4*>(args.planes.lo + offset);
+          }
+        },
+        c);
     parts[warp][g][2 * t] = c[0];
     parts[warp][g][2 * t + 1] = c[1];
     parts[warp][g + 8][2 * t] = c[2];
@@ -143,8 +139,7 @@ __global__ void __launch_bounds__(256) split_kernel(const ProductArgs args, cons
   for (int k = static_cast<int>(threadIdx.x) * 8; k < args.w.in; k += 2048) {
     uint4 hi;
     uint4 lo;
-    split8(*reinterpret_cast<const float4*>(from + k),
-           *reinterpret_cast<const float4*>(from + k + 4), hi, lo);
+    split8(from + k, hi, lo);
     *reinterpret_cast<uint4*>(args.planes.hi + to + k) = hi;
     *reinterpret_cast<uint4*>(args.planes.lo + to + k) = lo;
   }

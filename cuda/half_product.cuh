@@ -154,6 +154,26 @@ __device__ __forceinline__ void load_chunk(const std::uint16_t* top, const std::
   }
 }
 
+// The same of eight that lie in memory.
+__device__ __forceinline__ void split8(const float* x, uint4& hi, uint4& lo) {
+  split8(*reinterpret_cast<const float4*>(x), *reinterpret_cast<const float4*>(x + 4), hi, lo);
+}
+
+// c += a chunk that starts at k0, in order. load(k, hi, lo) fills in the activations k .. k + 7 of
+// row g, or leaves the zeros.
+template <class Load>
+__device__ __forceinline__ void chunk_product(const uint4 (&top)[kChunkBlocks],
+                                              const uint4 (&bottom)[kChunkBlocks], int k0, int t,
+                                              const Load& load, float (&c)[4]) {
+#pragma unroll
+  for (int i = 0; i < kChunkBlocks; ++i) {
+    uint4 hi = {0, 0, 0, 0};
+    uint4 lo = {0, 0, 0, 0};
+    load(k0 + i * kBlockK + 8 * t, hi, lo);
+    mma_block(c, top[i], bottom[i], hi, lo);
+  }
+}
+
 // ---- the tile form: 128 weight rows x 32 W activation rows a block of 8 warps, with W = 2 or 4. A
 // warp has 16 W weight rows and 32 activation rows.
 

@@ -29,7 +29,7 @@ void window_push(cudaStream_t stream, const WindowPushArgs& args);
 void attn_prepare(cudaStream_t stream, const AttnPrepareArgs& args);
 void index_select(cudaStream_t stream, const IndexSelectArgs& args);
 void attention(cudaStream_t stream, const AttentionArgs& args);
-// moe_route.cu
+// moe_route*.cu
 void route(cudaStream_t stream, const RouteArgs& args);
 void combine(cudaStream_t stream, const CombineArgs& args);
 // ngram.cu
@@ -58,6 +58,7 @@ std::size_t workspace_bytes(const DenseArgs& args);
 std::size_t workspace_bytes(const GdnConvArgs& args);
 std::size_t workspace_bytes(const IndexSelectArgs& args);
 std::size_t workspace_bytes(const AttentionArgs& args);
+std::size_t workspace_bytes(const RouteArgs& args);
 std::size_t workspace_bytes(const ExpertsArgs& args);
 std::size_t workspace_bytes(const SampleArgs& args);
 

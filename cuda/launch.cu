@@ -103,6 +103,8 @@ std::size_t workspace_bytes(Op op, const void* args) {
       return workspace_bytes(*static_cast<const IndexSelectArgs*>(args));
     case Op::kAttention:
       return workspace_bytes(*static_cast<const AttentionArgs*>(args));
+    case Op::kRoute:
+      return workspace_bytes(*static_cast<const RouteArgs*>(args));
     case Op::kExperts:
       return workspace_bytes(*static_cast<const ExpertsArgs*>(args));
     case Op::kSample:

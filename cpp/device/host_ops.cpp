@@ -90,6 +90,8 @@ std::size_t workspace_bytes(Op op, const void* args, int threads) {
       return workspace_bytes(as<IndexSelectArgs>(args), threads);
     case Op::kAttention:
       return workspace_bytes(as<AttentionArgs>(args), threads);
+    case Op::kRoute:
+      return workspace_bytes(as<RouteArgs>(args), threads);
     case Op::kExperts:
       return workspace_bytes(as<ExpertsArgs>(args), threads);
     case Op::kSample:

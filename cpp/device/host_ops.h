@@ -49,6 +49,7 @@ std::size_t workspace_bytes(const DenseArgs& args, int threads);
 std::size_t workspace_bytes(const GdnConvArgs& args, int threads);
 std::size_t workspace_bytes(const IndexSelectArgs& args, int threads);
 std::size_t workspace_bytes(const AttentionArgs& args, int threads);
+std::size_t workspace_bytes(const RouteArgs& args, int threads);
 std::size_t workspace_bytes(const ExpertsArgs& args, int threads);
 std::size_t workspace_bytes(const SampleArgs& args, int threads);
 

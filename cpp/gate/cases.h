@@ -32,7 +32,11 @@ Case mtp_norm_case(const Dims& d, std::int32_t rows, bool per_stream);
 Case mtp_join_case(const Dims& d, std::int32_t rows);
 
 // ---- router, expert sum, sampler: cases_choice.cpp
-Case route_case(const Dims& d, std::int32_t rows, bool normalise, bool ties);
+// Sparse weights and short activations: the logits are exact in any order, so that the choice must
+// be the host's. dim is a multiple of 64. Buffers: x, router, shared_gate, forced, then the outputs
+// ids, weights, gate and ticket.
+enum class RouteKind { kFine, kTies, kForced };
+Case route_case(const Dims& d, std::int32_t rows, bool normalise, RouteKind kind);
 Case combine_case(const Dims& d, std::int32_t rows);
 // Rows with every combination of filters, ties, and refused logits.
 Case sample_case(const Dims& d, std::int32_t rows, std::int32_t limit, bool coarse);

@@ -1,29 +1,73 @@
 // Cases of what chooses and sums: router, expert sum, sampler.
+#include "cpp/base/half.h"
 #include "cpp/gate/cases.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 namespace flashnext::gate {
 
-Case route_case(const Dims& d, std::int32_t rows, bool normalise, bool ties) {
+namespace {
+
+// (out, in): in every 64 columns one value n / 8, |n| <= 8.
+std::vector<std::uint16_t> sparse_weights(Random& random, std::int32_t out, std::int32_t in) {
+  std::vector<std::uint16_t> w(z(out) * z(in));
+  for (std::int32_t o = 0; o < out; ++o) {
+    for (std::int32_t k = 0; k < in; k += 64) {
+      w[z(o) * z(in) + z(k + random.below(64))] =
+          f32_to_f16(static_cast<float>(random.below(17) - 8) / 8.0f);
+    }
+  }
+  return w;
+}
+
+}  // namespace
+
+Case route_case(const Dims& d, std::int32_t rows, bool normalise, RouteKind kind) {
   Random random(5);
   Case c;
   c.op = Op::kRoute;
-  c.name =
-      std::string("route ") + d.name + (normalise ? " normalised" : "") + (ties ? " ties" : "");
+  const char* kinds[] = {"", " ties", " forced"};
+  c.name = std::string("route ") + d.name + (normalise ? " normalised" : "") +
+           kinds[static_cast<int>(kind)];
   c.rows = rows;
-  std::vector<float> logits = random.floats(z(rows) * z(d.experts), 2.0f);
-  if (ties) {
-    for (float& l : logits) l = std::round(l);
-    for (std::int32_t i = 0; i < d.experts; ++i) logits[z(i)] = 0.25f;  // row 0: all equal
+  // Values n / 2^14 with 15 bits take both halves of an activation; -1, 0, 1 make ties.
+  std::vector<float> x(z(rows) * z(d.dim));
+  for (float& v : x) {
+    v = kind == RouteKind::kTies ? static_cast<float>(random.below(3) - 1)
+                                 : static_cast<float>(random.below(32767) - 16383) * 0x1p-14f;
   }
-  const auto l = c.add("logits", logits, z(d.experts));
+  if (kind == RouteKind::kTies) std::fill_n(x.begin(), d.dim, 0.0f);  // row 0: all equal
+  std::vector<std::int32_t> forced(z(rows) * z(d.top_k));
+  for (std::int32_t r = 0; r < rows; ++r) {
+    for (std::int32_t k = 0; k < d.top_k; ++k) {
+      // Every third row chooses for itself.
+      forced[z(r) * z(d.top_k) + z(k)] = r % 3 == 1 ? -1 : (131 * r + 7 * k) % d.experts;
+    }
+  }
+  const auto x_at = c.add("x", x, z(d.dim));
+  const auto router = c.add("router", sparse_weights(random, d.experts, d.dim));
+  const auto gate_w = c.add("shared_gate", sparse_weights(random, 1, d.dim));
+  const auto forced_at = c.add("forced", forced, z(d.top_k));
   const auto ids = c.out<std::int32_t>("ids", z(d.top_k));
   const auto weights = c.out<float>("weights", z(d.top_k));
+  const auto gate = c.out<float>("gate", 1, kProductTolerance);
+  // The first is the op's ticket and must be zero again.
+  const auto ticket = c.add_output("ticket", std::vector<std::int32_t>(z(rows)), 1, 0);
   c.launch = [=](const Placed& p) {
-    RouteArgs a{p.count(), p.at<float>(l), p.at<std::int32_t>(ids), p.at<float>(weights),
-                d.experts, d.top_k,        normalise ? 1 : 0};
+    RouteArgs a{};
+    a.rows = p.count();
+    a.x = p.at<float>(x_at);
+    a.router = {p.at<std::uint16_t>(router), d.dim, d.experts};
+    a.shared_gate = {p.at<std::uint16_t>(gate_w), d.dim, 1};
+    a.forced = kind == RouteKind::kForced ? p.at<std::int32_t>(forced_at) : nullptr;
+    a.ids = p.at<std::int32_t>(ids);
+    a.weights = p.at<float>(weights);
+    a.gate = p.at<float>(gate);
+    a.top_k = d.top_k;
+    a.normalise = normalise ? 1 : 0;
+    a.ticket = p.at<std::int32_t>(ticket);
     enqueue(p, a);
   };
   return c;

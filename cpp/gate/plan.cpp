@@ -88,8 +88,9 @@ void integer_path(Plan& plan) {
 void choices(Plan& plan) {
   for (const std::int32_t rows : kRows) {
     for (const Dims& d : {kTiny, kReal}) {
-      plan.add("choice", route_case, d, rows, true, false);
-      plan.add("choice", route_case, d, rows, false, true);
+      plan.add("choice", route_case, d, rows, true, RouteKind::kFine);
+      plan.add("choice", route_case, d, rows, false, RouteKind::kTies);
+      plan.add("choice", route_case, d, rows, true, RouteKind::kForced);
     }
   }
   for (const std::int32_t pos0 : {0, 40, 230, 1000}) {

@@ -156,15 +156,25 @@ void dense(Device& device, Bench& bench, const std::string& name, std::vector<st
 
 void experts_around(Device& device, Bench& bench, std::int32_t rows) {
   const RowCount count{bench.count(rows), 1, rows};
-  RouteArgs route{count,
-                  bench.random<float>(std::size_t(rows) * kExperts, 1.0f),
-                  bench.random<std::int32_t>(std::size_t(rows) * kSlots, 1.0f),
-                  bench.random<float>(std::size_t(rows) * kSlots, 1.0f),
-                  kExperts,
-                  kSlots,
-                  1};
-  bench.measure("route", rows, 4.0 * kExperts * rows,
-                [&](int) { launch(device, bench.stream(), route); });
+  auto* ticket = static_cast<std::int32_t*>(bench.block(sizeof(std::int32_t)));
+  device.zero_async(bench.stream(), ticket, sizeof(std::int32_t));
+  std::vector<RouteArgs> routes(kSets);
+  for (RouteArgs& a : routes) {
+    a = {};
+    a.rows = count;
+    a.x = bench.random<float>(std::size_t(rows) * kDim, 1.0f);
+    a.router = {bench.random<std::uint16_t>(std::size_t(kExperts) * kDim, 0.05f), kDim, kExperts};
+    a.shared_gate = {bench.random<std::uint16_t>(kDim, 0.05f), kDim, 1};
+    a.ids = bench.random<std::int32_t>(std::size_t(rows) * kSlots, 1.0f);
+    a.weights = bench.random<float>(std::size_t(rows) * kSlots, 1.0f);
+    a.gate = bench.random<float>(std::size_t(rows), 1.0f);
+    a.top_k = kSlots;
+    a.normalise = 1;
+    a.ticket = ticket;
+    a.workspace = bench.workspace(a);
+  }
+  bench.measure("route", rows, 2.0 * (kExperts + 1) * kDim,
+                [&](int i) { launch(device, bench.stream(), routes[std::size_t(i)]); });
   CombineArgs combine{count,
                       bench.random<float>(std::size_t(rows) * kSlots * kDim, 1.0f),
                       bench.random<float>(std::size_t(rows) * kSlots, 1.0f),

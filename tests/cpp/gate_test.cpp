@@ -27,6 +27,10 @@ class WrongDevice final : public Device {
   }
   void release(void* block) noexcept override { host_->release(block); }
   void seal() noexcept override { host_->seal(); }
+  bool pin(void* data, std::size_t bytes, std::string_view what) override {
+    return host_->pin(data, bytes, what);
+  }
+  void unpin(void* data) noexcept override { host_->unpin(data); }
   std::vector<Allocated> allocations() const override { return host_->allocations(); }
   StreamId create_stream() override { return host_->create_stream(); }
   void destroy_stream(StreamId s) noexcept override { host_->destroy_stream(s); }
@@ -34,6 +38,7 @@ class WrongDevice final : public Device {
   void destroy_event(EventId e) noexcept override { host_->destroy_event(e); }
   void record(EventId e, StreamId s) override { host_->record(e, s); }
   void wait(StreamId s, EventId e) override { host_->wait(s, e); }
+  bool reached(EventId e) override { return host_->reached(e); }
   void synchronize(StreamId s) override { host_->synchronize(s); }
   void copy_async(StreamId s, void* to, const void* from, std::size_t n) override {
     host_->copy_async(s, to, from, n);

@@ -1,4 +1,4 @@
-// mix, residual, dense, combine and route against the formulas in double precision, and their bits
+// mix, residual, dense and combine against the formulas in double precision, and their bits
 // over row counts, threads and instruction sets.
 #include "cpp/base/errors.h"
 #include "cpp/base/math.h"
@@ -256,62 +256,6 @@ TEST(Combine, AddsSlotsInOrderThenTheSharedExpert) {
                   context);
     EXPECT_TRUE(same_bits(y, want));
   });
-}
-
-class Route : public testing::TestWithParam<std::tuple<int, int>> {};
-
-TEST_P(Route, PicksTheBestWithTiesToTheLowerId) {
-  const auto [experts, top_k] = GetParam();
-  Rng rng(8);
-  const std::int32_t rows = 50;
-  auto logits = rng.floats(static_cast<std::size_t>(rows * experts), 2.0f);
-  for (int r = 0; r < rows; r += 2) {  // every other row full of ties
-    for (int i = 0; i < experts; ++i) logits[r * experts + i] = static_cast<float>(rng.below(4));
-  }
-  for (const std::int32_t normalise : {0, 1}) {
-    std::vector<std::int32_t> want_ids;
-    std::vector<double> want;
-    for (int r = 0; r < rows; ++r) {
-      const float* l = logits.data() + r * experts;
-      std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
-      std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return l[a] > l[b]; });
-      double total = 0;
-      for (int i = 0; i < (normalise ? top_k : experts); ++i)
-        total += std::exp(double{l[order[i]]});
-      for (int k = 0; k < top_k; ++k) {
-        want_ids.push_back(order[k]);
-        want.push_back(std::exp(double{l[order[k]]}) / total);
-      }
-    }
-    std::vector<float> first;
-    test::for_each_context([&](host::Context& context) {
-      std::vector<std::int32_t> ids(want_ids.size(), -1);
-      std::vector<float> weights(want.size(), NAN);
-      host::route(
-          {{&rows, 1, rows}, logits.data(), ids.data(), weights.data(), experts, top_k, normalise},
-          context);
-      EXPECT_EQ(ids, want_ids);
-      test::expect_near(weights, want, 1e-6);
-      if (first.empty()) first = weights;
-      EXPECT_TRUE(same_bits(weights, first));
-    });
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Shapes, Route,
-                         testing::Values(std::tuple{512, 10}, std::tuple{32, 4}, std::tuple{9, 3},
-                                         std::tuple{4, 4}));
-
-TEST(Route, IdsStayValidWhenLogitsAreNan) {
-  ThreadPool pool(1);
-  host::Context context{pool, exl3::best_isa()};
-  const std::int32_t rows = 1;
-  std::vector<float> logits(32, NAN), weights(4);
-  std::vector<std::int32_t> ids(4, -1);
-  host::route({{&rows, 1, 1}, logits.data(), ids.data(), weights.data(), 32, 4, 1}, context);
-  EXPECT_EQ(ids, (std::vector<std::int32_t>{0, 1, 2, 3}));
-  EXPECT_TRUE(std::isnan(weights[0]));
 }
 
 }  // namespace

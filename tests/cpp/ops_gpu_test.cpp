@@ -3,6 +3,7 @@
 #include "cpp/gate/gate.h"
 #include "tests/cpp/conformance.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -123,24 +124,85 @@ TEST_F(Ops, Dense) {
 TEST_F(Ops, RouteAndCombineAreBitEqualToTheHost) {
   for (const Dims& d : {kTiny, kReal}) {
     for (std::int32_t rows : kRows) {
-      check(route_case(d, rows, true, false));
-      check(route_case(d, rows, false, true));
+      for (RouteKind kind : {RouteKind::kFine, RouteKind::kTies, RouteKind::kForced}) {
+        check(route_case(d, rows, true, kind));
+        check(route_case(d, rows, false, kind));
+      }
       check(combine_case(d, rows));
     }
   }
-  check(route_case({"700 experts", 0, 0, 0, 700, 40, 0, 0, 0}, 9, true, true));
+}
+
+TEST_F(Ops, RouteOfOtherShapes) {
+  for (RouteKind kind : {RouteKind::kFine, RouteKind::kTies, RouteKind::kForced}) {
+    for (std::int32_t rows : {1, 2, 4, 8, 9}) {
+      check(route_case({"700 experts", 256, 0, 0, 700, 40, 0, 0, 0}, rows, true, kind));
+      check(route_case({"ragged", 1984, 0, 0, 37, 33, 0, 0, 0}, rows, true, kind));
+      check(route_case({"two slices", 3840, 0, 0, 40, 4, 0, 0, 0}, rows, false, kind));
+      check(route_case({"64 of 512", 64, 0, 0, 512, 64, 0, 0, 0}, rows, true, kind));
+    }
+  }
 }
 
 TEST_F(Ops, RouteReachesEveryExpert) {
-  // One logit stands out a row: each expert must be found first, in its row.
-  Case c = route_case(kReal, 512, true, false);
-  auto* logits = reinterpret_cast<float*>(c.buffers[0].data.data());
-  for (std::size_t r = 0; r < 512; ++r) logits[r * 512 + (r * 131) % 512] = 50.0f;
-  const Results got = run(*cuda, c);
-  for (std::size_t r = 0; r < 512; ++r) {
-    std::int32_t id;
-    std::memcpy(&id, got[0].data() + r * 10 * 4, 4);
-    ASSERT_EQ(id, static_cast<std::int32_t>((r * 131) % 512));
+  // One expert stands out a row: each must be found first, in its row, by many rows and by few.
+  Case c = route_case(kReal, 512, true, RouteKind::kFine);
+  auto* x = reinterpret_cast<float*>(c.buffers[0].data.data());
+  auto* router = reinterpret_cast<std::uint16_t*>(c.buffers[1].data.data());
+  std::fill_n(router, z(kReal.experts) * z(kReal.dim), std::uint16_t{0});
+  for (std::size_t e = 0; e < 512; ++e) router[e * 2560 + 5 * e] = 0x3C00;  // 1
+  for (std::size_t r = 0; r < 512; ++r) x[r * 2560 + 5 * ((r * 131) % 512)] = 50.0f;
+  for (std::int32_t step : {512, 8, 4, 2, 1}) {
+    for (std::int32_t first = 0; first < 512; first += step) {
+      const Results got = run(*cuda, c, {.first = first, .count = step});
+      for (std::size_t r = 0; r < z(step); ++r) {
+        std::int32_t id;
+        std::memcpy(&id, got[0].data() + r * 10 * 4, 4);
+        ASSERT_EQ(id, static_cast<std::int32_t>(((z(first) + r) * 131) % 512))
+            << "steps of " << step;
+      }
+    }
+  }
+}
+
+TEST_F(Ops, RoutesInARowShareTicketAndWorkspace) {
+  // 40 launches on different rows, as the layers of a model, in a graph that is replayed.
+  const Case c = route_case(kReal, 40, true, RouteKind::kFine);
+  const Results want = run(*host, c);
+  for (std::int32_t step : {1, 2, 4, 8}) {
+    Stream stream(*cuda);
+    const StepHead head{step, 0, 0, 0};
+    Upload head_at(*cuda, stream.id(), &head, sizeof head);
+    std::vector<Upload> at;
+    for (const Buffer& b : c.buffers) {
+      at.emplace_back(*cuda, stream.id(), b.data.data(), b.data.size());
+    }
+    RouteArgs a{};
+    a.rows = {&static_cast<StepHead*>(head_at.data())->rows, 1, step};
+    a.router = {static_cast<std::uint16_t*>(at[1].data()), kReal.dim, kReal.experts};
+    a.shared_gate = {static_cast<std::uint16_t*>(at[2].data()), kReal.dim, 1};
+    a.top_k = kReal.top_k;
+    a.normalise = 1;
+    a.ticket = static_cast<std::int32_t*>(at[7].data());
+    Block workspace(*cuda, Space::kDevice, cuda->workspace_bytes(Op::kRoute, &a), "workspace");
+    a.workspace = {workspace.data(), workspace.bytes()};
+    cuda->synchronize(stream.id());
+    Capture capture(*cuda, stream.id());
+    for (std::int32_t first = 0; first < c.rows; first += step) {
+      a.x = static_cast<float*>(at[0].data()) + first * kReal.dim;
+      a.ids = static_cast<std::int32_t*>(at[4].data()) + first * kReal.top_k;
+      a.weights = static_cast<float*>(at[5].data()) + first * kReal.top_k;
+      a.gate = static_cast<float*>(at[6].data()) + first;
+      launch(*cuda, stream.id(), a);
+    }
+    const Graph graph = capture.finish();
+    for (int i = 0; i < 3; ++i) {
+      cuda->zero_async(stream.id(), at[4].data(), c.buffers[4].data.size());
+      graph.replay(stream.id());
+      EXPECT_EQ(at[4].read(*cuda, stream.id()), want[0]) << "ids, steps of " << step;
+      EXPECT_EQ(at[5].read(*cuda, stream.id()), want[1]) << "weights, steps of " << step;
+      EXPECT_EQ(at[7].read(*cuda, stream.id()), want[3]) << "ticket, steps of " << step;
+    }
   }
 }
 
