@@ -66,6 +66,26 @@ TEST(Planner, ShowsWhatWasUsed) {
   EXPECT_EQ(planner.plans(), 2u);
 }
 
+TEST(Planner, ForgetsTrials) {
+  auto policy = std::make_shared<Scripted>();
+  std::vector<std::uint64_t> profile(12, 0);
+  profile[7] = 40;
+  Planner planner(kShape, policy, profile);
+  planner.count(1, std::vector<std::int32_t>{1, 2}, 3);
+  planner.next(3, kHeld);
+  planner.count(1, std::vector<std::int32_t>{1}, 4);
+  planner.forget();
+  policy->next = [&](const PolicyInput& in) {
+    EXPECT_EQ(std::vector<std::uint64_t>(in.total.begin(), in.total.end()), profile);
+    for (const std::uint32_t n : in.recent) EXPECT_EQ(n, 0u);
+    for (const std::int32_t n : in.last) EXPECT_EQ(n, 0);
+    return PlanOutput{};
+  };
+  planner.next(0, kHeld);
+  EXPECT_FALSE(planner.fault().has_value());
+  EXPECT_EQ(planner.plans(), 1u);
+}
+
 TEST(Planner, CutsAFirstFillToTheLines) {
   auto policy = std::make_shared<Scripted>();
   policy->first = [] { return Lists{{5, 4, 3, 2, 1}, {}}; };
