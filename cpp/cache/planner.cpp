@@ -116,25 +116,17 @@ Planner::Planner(const CacheShape& shape, std::shared_ptr<Policy> policy,
       policy_(std::move(policy)),
       profile_(profile.begin(), profile.end()) {
   check(shape.layers >= 1 && shape.experts >= 1 && shape.lines >= 0, "planner: no shape");
-  check(profile.empty() || profile.size() == index(shape.layers) * index(shape.experts),
-        "planner: a profile of another shape");
+  const std::size_t size = index(shape.layers) * index(shape.experts);
+  check(profile.empty() || profile.size() == size, "planner: a profile of another shape");
   if (policy_ == nullptr) {
     policy_ = make_policy("recency");
     is_default_ = true;
   }
-  seen_.assign(index(shape.experts), false);
-  forget();
-}
-
-void Planner::forget() {
-  const std::size_t size = index(shape_.layers) * index(shape_.experts);
   recent_.assign(size, 0);
   total_ = profile_;
   total_.resize(size, 0);
   last_.assign(size, 0);
-  slow_in_a_row_ = 0;
-  plans_ = 0;
-  plan_seconds_ = 0;
+  seen_.assign(index(shape.experts), false);
 }
 
 void Planner::replace(std::string reason, std::int32_t sequence) {

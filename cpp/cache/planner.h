@@ -49,9 +49,6 @@ class Planner {
   // since the last plan count from 0 again.
   PlanOutput next(std::int32_t sequence, std::span<const std::int32_t> expert_of);
 
-  // Forgets all uses but the profile's, and what plans cost: the steps so far were trials.
-  void forget();
-
   // Counters start anew from the profile, as before the first step.
   void forget();
 
