@@ -45,6 +45,7 @@ cache::CacheOptions cache_options(const SessionOptions& o, const ModelShape& sha
   cache.trunk_layers = shape.layers;
   cache.decode_rows = kMaxDecodeRows;
   cache.plan_every = o.plan_every;
+  cache.ring_lines = o.ring_lines;
   cache.lockstep = o.lockstep;
   cache.link_limit = o.link_limit;
   cache.cpu = true;  // some experts may have no other way

@@ -6,6 +6,7 @@
 #include "cpp/bank/bank.h"
 #include "cpp/bank/weights.h"
 #include "cpp/cache/expert_cache.h"
+#include "cpp/cache/trace.h"
 #include "cpp/checkpoint/checkpoint.h"
 #include "cpp/device/device.h"
 #include "cpp/model/engine.h"
@@ -46,11 +47,14 @@ struct SessionOptions {
   std::string cpu_misses = "auto";  // of a layer's misses: "off", "auto" (measured), or at most N
   std::int32_t cpu_threads = 0;     // that compute misses; 0: one a core but one
   std::shared_ptr<cache::Policy> policy;  // null: recency
-  std::string profile;           // file of expert uses: read at open, written at close; empty: none
-  double link_limit = 0;         // bytes a second of a slower link that is played (benches); 0: off
-  std::int32_t plan_every = 16;  // steps between two plans of the policy
-  bool lockstep = false;         // promotions land before the next step: as a replay counts
-  bool forced_routing = false;   // Engine::force_routing() may be used (benches)
+  std::string profile;       // file of expert uses: read at open, written at close; empty: none
+  bool keep_profile = true;  // false: the profile is only read
+  std::string trace;         // file that routing is recorded to from open on; empty: none
+  double link_limit = 0;     // bytes a second of a slower link that is played (benches); 0: off
+  std::int32_t ring_lines = 128;    // staging lines at least, through which prompts stream
+  std::int32_t plan_every = 16;     // steps between two plans of the policy
+  bool lockstep = false;            // promotions land before the next step: as a replay counts
+  bool forced_routing = false;      // Engine::force_routing() may be used (benches)
   double cpu_deadline_seconds = 5;  // that a step waits for misses on the processor
   // CUDA capabilities that a gate receipt vouches for on this build, e.g. "sm_90"; others are
   // refused (design.md 8).
@@ -79,7 +83,19 @@ class Session {
   // Throws LogicError unless the cache's books agree with the device.
   void check_cache();
   Scheduler& scheduler() noexcept { return *scheduler_; }
-  const std::vector<std::string>& notes() const noexcept { return notes_; }
+  // What is worth knowing: of the load, and what went wrong since without ending the run.
+  std::vector<std::string> notes() const;
+
+  // Records what experts steps choose into a file, which it replaces, until stop_recording() or the
+  // end of the session. A replay gives this session's own counts when the record begins before the
+  // first step. Throws InputError: experts are resident, a recording runs, no such folder.
+  void record(const std::string& path);
+  // Returns the number of records. Throws InputError when none runs or not all could be written.
+  std::uint64_t stop_recording();
+  bool recording() const noexcept { return trace_ != nullptr; }
+  // Writes the profile of expert uses now and not at the end of the session. Returns what went
+  // wrong, or nothing, also when there is none to be written.
+  std::string save_profile();
 
   // See Scheduler::generate. After a DeviceError every later call throws it again.
   std::vector<Completion> generate(std::span<const Request> requests, const GenerateHooks& hooks);
@@ -101,6 +117,7 @@ class Session {
   void open_device();
   void open_cache(const MemoryPlan& plan, const Progress& progress);
   void fill_cache(const Progress& progress);
+  void note_cache();
   void open_cuda(int ordinal);
   void open_host();
   template <class Call>
@@ -116,6 +133,7 @@ class Session {
   std::unique_ptr<cache::ExpertCache> cache_;
   std::unique_ptr<ShareReport> share_;
   bool keep_profile_ = false;  // the file of uses is ours to replace
+  std::unique_ptr<cache::TraceWriter> trace_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Scheduler> scheduler_;
   std::string failure_;  // the first device error
