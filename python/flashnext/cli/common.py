@@ -9,12 +9,23 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from flashnext import checks
 from flashnext.paths import demo_path
 from flashnext.session import Session
 
+# Stages whose progress is in bytes.
+_BYTE_STAGES = frozenset({"embedding", "experts", "lines", "weights", "write"})
 _LONG_PREFILL = 512  # tokens; shorter prompts are read before a bar could be
 
 
@@ -123,6 +134,20 @@ def sampling_arguments(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+class Pace(ProgressColumn):
+    """Bytes a second and the seconds that are left, for stages that count bytes."""
+
+    def render(self, task: Task) -> Text:
+        """What the column shows for a stage."""
+        speed = task.finished_speed or task.speed
+        if task.description not in _BYTE_STAGES or not speed:
+            return Text("")
+        text = f"{size_text(speed)}/s"
+        if not task.finished and task.time_remaining is not None:
+            text += f", {task.time_remaining:.0f} s left"
+        return Text(text)
+
+
 class Bar:
     """Progress on stderr, and only where a person may see it."""
 
@@ -141,6 +166,7 @@ class Bar:
                 BarColumn(),
                 TextColumn("{task.percentage:3.0f}%"),
                 TimeElapsedColumn(),
+                Pace(),
                 console=error_console(),
                 transient=True,
             )
