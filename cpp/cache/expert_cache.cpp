@@ -232,7 +232,8 @@ void ExpertCache::upload(StreamId main) {
 
 std::int32_t ExpertCache::before_step(StreamId main) {
   if (!under_way_.empty()) land();
-  if (sequence_ > 0 && sequence_ % options_.plan_every == 0) plan();
+  // Lines that are passed by are not the policy's to change either.
+  if (!bypass_ && sequence_ > 0 && sequence_ % options_.plan_every == 0) plan();
   upload(main);
   if (cpu_) cpu_->arm();
   return ++sequence_;
@@ -258,7 +259,6 @@ void ExpertCache::plan() {
   }
   PlanOutput plan = planner_->next(sequence_, held);
   policy_installs_ = plan.install;
-  plan.install = plan.install && !bypass_;
   const std::vector<Promoting> begun =
       apply_plan(plan, lines_, sequence_, static_cast<std::int32_t>(free_events_.size()));
   // NOTE: the lines of `begun` are free of readers: the last step has ended, and the next one sees

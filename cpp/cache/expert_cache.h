@@ -110,7 +110,7 @@ class ExpertCache {
   // The processor computes cpu_of[m] of m misses from the next step on; (max misses + 1) entries.
   void share_misses(std::span<const std::int32_t> cpu_of);
   bool has_cpu() const noexcept { return cpu_ != nullptr; }
-  // Misses take no line, whatever the policy says: steps leave the cache as it is.
+  // Misses take no line and the policy is not asked: steps leave the cache as it is.
   void bypass(bool on);
 
   // The line that holds an expert now, or null. For prompts: nothing changes while they stream.

@@ -39,6 +39,77 @@ class GraphChoice {
   Engine& engine_;
 };
 
+// The routing of one step of many, until the end of the scope.
+class Routing {
+ public:
+  Routing(Session& session, std::span<const std::int32_t> all) : engine_(session.engine()) {
+    if (all.empty()) return;
+    const ModelShape& s = session.shape();
+    const std::size_t step = static_cast<std::size_t>(s.layers) * static_cast<std::size_t>(s.top_k);
+    if (session.cache() == nullptr || !engine_.options().forced_routing) {
+      throw InputError(
+          "routing can be replayed only with experts in host memory and forced_routing = true");
+    }
+    const bool sound = std::all_of(all.begin(), all.end(),
+                                   [&s](std::int32_t id) { return id >= 0 && id < s.experts; });
+    if (all.size() % step != 0 || !sound) {
+      throw InputError("routing must be (steps, layers, top_k) ids of experts of this model");
+    }
+    all_ = all;
+    step_ = step;
+  }
+  ~Routing() {
+    if (!all_.empty()) engine_.force_routing({}, 1);
+  }
+  Routing(const Routing&) = delete;
+  Routing& operator=(const Routing&) = delete;
+  std::size_t steps() const { return step_ == 0 ? 0 : all_.size() / step_; }
+  void take(std::size_t i) {
+    if (!all_.empty()) engine_.force_routing(all_.subspan(i % steps() * step_, step_), 1);
+  }
+
+ private:
+  Engine& engine_;
+  std::span<const std::int32_t> all_;
+  std::size_t step_ = 0;
+};
+
+StepExperts expert_counts(const cache::ExpertCache* cache) {
+  StepExperts sum;
+  if (cache == nullptr) return sum;
+  for (std::size_t l = 0; l < cache->stats().size(); ++l) {
+    const cache::LayerStats& s = cache->stats()[l];
+    const auto line = static_cast<std::uint64_t>(cache->line_bytes(static_cast<std::int32_t>(l)));
+    sum.hits += s.hits;
+    sum.fetched += s.fetched;
+    sum.installed += s.installed;
+    sum.on_cpu += s.on_cpu;
+    sum.promoted += s.promoted;
+    sum.fetched_bytes += s.fetched * line;
+    sum.cpu_bytes += s.on_cpu * line;
+    sum.fetch_ns += s.fetch_ns;
+    sum.wait_ns += s.wait_ns;
+  }
+  return sum;
+}
+
+StepExperts operator-(StepExperts a, const StepExperts& b) {
+  a.hits -= b.hits;
+  a.fetched -= b.fetched;
+  a.installed -= b.installed;
+  a.on_cpu -= b.on_cpu;
+  a.promoted -= b.promoted;
+  a.fetched_bytes -= b.fetched_bytes;
+  a.cpu_bytes -= b.cpu_bytes;
+  a.fetch_ns -= b.fetch_ns;
+  a.wait_ns -= b.wait_ns;
+  return a;
+}
+
+std::uint64_t streamed(const Engine& engine) {
+  return engine.stream() == nullptr ? 0 : engine.stream()->stats().bytes;
+}
+
 }  // namespace
 
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
@@ -59,7 +130,9 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   session.scheduler().prefixes().clear();
   for (std::int32_t l = 0; l < limits.lanes; ++l) engine.reset(l);
   const GraphChoice choice(engine, options.graphs);
+  Routing routing(session, options.routing);
   RunTimes times;
+  const std::uint64_t streamed_before = streamed(engine);
   std::int32_t token = -1;
   for (std::size_t at = 0; at < prompt.size(); at += chunk) {
     if (options.poll) options.poll();
@@ -67,14 +140,66 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
     token = timed_step(engine, prompt.subspan(at, n), at + n == prompt.size(), options.sampling,
                        times.chunk_ns);
   }
+  times.streamed_bytes = streamed(engine) - streamed_before;
   times.tokens.push_back(token);
+  StepExperts before = expert_counts(session.cache());
   for (std::int32_t i = 0; i < options.new_tokens; ++i) {
     if (options.poll) options.poll();
+    const auto at = static_cast<std::size_t>(i);
+    if (!options.feed.empty()) token = options.feed[at % options.feed.size()];
+    routing.take(at);
     token = timed_step(engine, {&token, 1}, true, options.sampling, times.decode_ns);
     times.tokens.push_back(token);
+    if (session.cache() == nullptr) continue;
+    const StepExperts after = expert_counts(session.cache());
+    times.experts.push_back(after - before);
+    before = after;
   }
   if (!keep) engine.reset(0);
   return times;
+}
+
+void warm_cache(Session& session, std::span<const std::int32_t> steps,
+                const std::function<void()>& poll) {
+  Engine& engine = session.engine();
+  Routing routing(session, steps);
+  session.scheduler().prefixes().clear();
+  for (std::int32_t l = 0; l < engine.options().lanes; ++l) engine.reset(l);
+  std::vector<std::int64_t> unused;
+  for (std::size_t i = 0; i < routing.steps(); ++i) {
+    if (poll) poll();
+    if (engine.length(0) >= engine.options().window) engine.reset(0);
+    routing.take(i);
+    const std::int32_t token = static_cast<std::int32_t>(i % 97) % engine.options().token_limit;
+    timed_step(engine, {&token, 1}, false, {}, unused);
+  }
+  engine.reset(0);
+}
+
+std::vector<std::int32_t> resident_routing(Session& session, std::int32_t sets) {
+  cache::ExpertCache* cache = session.cache();
+  if (cache == nullptr) throw InputError("the experts are resident: there are no lines to choose");
+  const ModelShape& s = session.shape();
+  std::vector<std::vector<std::int32_t>> resident(static_cast<std::size_t>(s.layers));
+  std::size_t least = static_cast<std::size_t>(s.experts);
+  for (std::int32_t l = 0; l < s.layers; ++l) {
+    std::vector<std::int32_t>& mine = resident[static_cast<std::size_t>(l)];
+    for (std::int32_t e = 0; e < s.experts; ++e) {
+      if (cache->line_of(l, e) != nullptr) mine.push_back(e);
+    }
+    least = std::min(least, mine.size());
+  }
+  const auto k = static_cast<std::size_t>(s.top_k);
+  if (least < k || sets < 1) throw InputError("a layer holds fewer experts than a token takes");
+  const std::size_t n = std::min(static_cast<std::size_t>(sets), least / k);
+  std::vector<std::int32_t> ids;
+  for (std::size_t i = 0; i < n; ++i) {
+    for (const std::vector<std::int32_t>& mine : resident) {
+      ids.insert(ids.end(), mine.begin() + static_cast<std::ptrdiff_t>(i * k),
+                 mine.begin() + static_cast<std::ptrdiff_t>((i + 1) * k));
+    }
+  }
+  return ids;
 }
 
 }  // namespace flashnext

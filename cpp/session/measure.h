@@ -17,17 +17,41 @@ struct MeasureOptions {
   bool graphs = true;            // false: every step op by op
   SampleParams sampling{};
   std::function<void()> poll;  // called between steps; may throw
+  // Ids of the decode steps in place of those that were drawn, in turn; empty: each is fed back.
+  std::span<const std::int32_t> feed;
+  // Experts of the decode steps in place of the model's choice, (steps, layers, top_k) of the trunk
+  // in turn; empty: its own. Needs SessionOptions::forced_routing and experts in host memory.
+  std::span<const std::int32_t> routing;
+};
+
+// What a step did with its experts, over all layers.
+struct StepExperts {
+  std::uint64_t hits = 0, fetched = 0, installed = 0, on_cpu = 0;  // distinct experts a layer
+  std::uint64_t promoted = 0;                                      // copies that began before it
+  std::uint64_t fetched_bytes = 0, cpu_bytes = 0;
+  std::uint64_t fetch_ns = 0, wait_ns = 0;
 };
 
 struct RunTimes {
   std::vector<std::int64_t> chunk_ns;   // of each prefill step, on the caller's clock
   std::vector<std::int64_t> decode_ns;  // of each decode step: token in to token out
   std::vector<std::int32_t> tokens;     // drawn: the first by the prefill, then one a decode step
+  std::vector<StepExperts> experts;     // of each decode step; empty when experts are resident
+  std::uint64_t streamed_bytes = 0;     // copied for the prompt
 };
 
 // Uses lane 0, which is empty afterwards unless `keep` is set. Throws InputError when prompt and
 // tokens exceed the window, DeviceError when logits are not finite.
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
                      const MeasureOptions& options, bool keep = false);
+
+// Runs untimed steps of one row with this routing (steps, layers, top_k), so that the cache is as
+// it would be in a long run. Lane 0 is empty before and after.
+void warm_cache(Session& session, std::span<const std::int32_t> routing,
+                const std::function<void()>& poll = {});
+
+// Routing that misses nothing: experts that have a line now, (sets, layers, top_k) of up to `sets`
+// disjoint choices. InputError when experts are resident or a layer holds too few.
+std::vector<std::int32_t> resident_routing(Session& session, std::int32_t sets);
 
 }  // namespace flashnext

@@ -56,17 +56,44 @@ std::string cuda_refusal(int ordinal, const std::vector<std::string>& accepted) 
   return {};
 }
 
+void check_options(const SessionOptions& o) {
+  const auto refuse = [](const std::string& name, const std::string& value, const char* expected) {
+    throw InputError(name + " = " + value + ": must be " + expected);
+  };
+  if (o.plan_every < 1) refuse("plan_every", std::to_string(o.plan_every), "at least 1 step");
+  if (o.cpu_threads < 0 || o.cpu_threads > 1024) {
+    refuse("cpu_threads", std::to_string(o.cpu_threads), "0 (one a core but one) to 1024");
+  }
+  if (!(o.cpu_deadline_seconds > 0 && o.cpu_deadline_seconds <= 3600)) {
+    refuse("cpu_deadline_seconds", std::to_string(o.cpu_deadline_seconds), "above 0, at most 3600");
+  }
+  if (!(o.link_limit >= 0 && std::isfinite(o.link_limit))) {
+    refuse("link_limit", std::to_string(o.link_limit), "0 (off) or bytes a second");
+  }
+  cache::parse_cpu_misses(o.cpu_misses);  // throws for what is no such option
+}
+
 }  // namespace
 
 Session::Session(Checkpoint checkpoint, SessionOptions options)
     : checkpoint_(std::move(checkpoint)), options_(std::move(options)) {}
 
 Session::~Session() {
-  if (!keep_profile_ || !cache_) return;
-  const cache::CacheShape& c = cache_->shape();
   // What goes wrong here is lost: nobody is left to be told, and the old file is still whole.
-  cache::save_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts,
-                      cache_->planner().total());
+  save_profile();
+}
+
+std::string Session::save_profile() {
+  if (!keep_profile_) return {};
+  keep_profile_ = false;
+  try {
+    cache_->catch_up();
+    const cache::CacheShape& c = cache_->shape();
+    return cache::save_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts,
+                               cache_->planner().total());
+  } catch (const std::exception& e) {
+    return e.what();
+  }
 }
 
 std::unique_ptr<Session> Session::open(const std::string& path, const SessionOptions& options,
@@ -79,6 +106,7 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
   std::unique_ptr<Session> s(new Session(std::move(checkpoint), options));
   s->notes_ = s->checkpoint_.notes();
   SessionOptions& o = s->options_;
+  check_options(o);
   o.window = resolve_window(s->shape(), o.window);
   s->open_device();
   const MemoryPlan plan = plan_memory(s->checkpoint_, o, *s->device_);
@@ -89,6 +117,8 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
                                         s->cache_.get());
   s->scheduler_ = std::make_unique<Scheduler>(*s->engine_);
   if (s->cache_) s->fill_cache(progress);
+  s->note_cache();
+  if (!o.trace.empty()) s->record(o.trace);
   s->device_->seal();
   return s;
 }
@@ -113,9 +143,10 @@ void Session::fill_cache(const Progress& progress) {
     const cache::CacheShape& c = cache_->shape();
     profile = cache::load_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts);
     if (!profile.note.empty()) notes_.push_back(profile.note);
-    keep_profile_ = profile.note.empty();
+    keep_profile_ = profile.note.empty() && options_.keep_profile;
   }
   cache_->fill(options_.policy, profile.uses, progress);
+  cache_->bypass(true);  // until forget(): the lines stay as they were filled
   const std::vector<std::int32_t> ids(
       static_cast<std::size_t>(std::min(engine_->options().chunk, kProofRows)), 0);
   check(engine_->reserve(0, static_cast<std::int32_t>(ids.size())), "no pages for a first prompt");
@@ -123,7 +154,58 @@ void Session::fill_cache(const Progress& progress) {
   engine_->step({&rows, 1}, false);
   engine_->reset(0);
   share_ = std::make_unique<ShareReport>(choose_share(*engine_, options_));
+  cache_->bypass(false);
   cache_->forget();
+}
+
+// What became of the experts, a note a fact.
+void Session::note_cache() {
+  if (!cache_) {
+    if (options_.policy || !options_.profile.empty()) {
+      notes_.push_back("experts are resident: policy and profile have nothing to do");
+    }
+    return;
+  }
+  const BankReport& bank = bank_->report();
+  std::string text = "experts in host memory: " + std::to_string(cache_->shape().lines) + " of " +
+                     std::to_string(cache_->shape().experts) + " a layer have a line on the device";
+  notes_.push_back(text + ", " + std::to_string(cache_->shape().line_bytes) + " bytes each");
+  notes_.push_back("experts in host memory: " + std::to_string(bank.pinned_bytes) +
+                   " bytes pinned, " + std::to_string(bank.pageable_bytes) + " pageable, " +
+                   std::to_string(bank.mapped_bytes) + " left in the files");
+  notes_.push_back("experts in host memory: " + share_->text());
+}
+
+std::vector<std::string> Session::notes() const {
+  std::vector<std::string> all = notes_;
+  if (!cache_) return all;
+  if (const auto& fault = cache_->planner().fault()) all.push_back(fault->message());
+  if (!cache_->stall().empty()) {
+    all.push_back("the processor computes no misses any more: " + cache_->stall());
+  }
+  if (trace_ && !trace_->error().empty()) all.push_back(trace_->error());
+  return all;
+}
+
+void Session::record(const std::string& path) {
+  if (!cache_) {
+    throw InputError("trace " + path + ": the experts are resident, so that nothing is missed; " +
+                     "open the session with experts = \"offload\" to record its routing");
+  }
+  if (trace_) throw InputError("trace " + path + ": a recording runs already; stop it first");
+  const cache::CacheShape& c = cache_->shape();
+  trace_ = std::make_unique<cache::TraceWriter>(
+      path, cache::TraceHead{c.layers, c.experts, c.top_k, c.line_bytes, fingerprint(checkpoint_)});
+  cache_->record(trace_.get());
+}
+
+std::uint64_t Session::stop_recording() {
+  if (!trace_) throw InputError("no routing is being recorded");
+  cache_->record(nullptr);
+  const std::unique_ptr<cache::TraceWriter> trace = std::move(trace_);
+  trace->flush();
+  if (!trace->error().empty()) throw InputError(trace->error());
+  return trace->records();
 }
 
 void Session::open_device() {
