@@ -1,9 +1,15 @@
 // What benches need of flashnext._core: sessions on synthetic checkpoints, runs timed step by step,
 // and the bounds of this machine.
+#include "cpp/cache/trace.h"
 #include "cpp/checkpoint/synthetic.h"
 #include "cpp/device/bounds.h"
 #include "cpp/session/measure.h"
+#include "python/bind/options.h"
 #include "python/bind/py_session.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
 
 namespace flashnext::bind {
 
@@ -14,50 +20,6 @@ exl3::Isa isa_named(const std::string& name) {
     if (name == exl3::to_string(isa)) return isa;
   }
   return exl3::best_isa();
-}
-
-// Options of a session by the names of Session.__init__.
-SessionOptions session_options(const py::kwargs& given) {
-  SessionOptions o;
-  for (const auto& [key, value] : given) {
-    const auto name = key.cast<std::string>();
-#define FN_OPTION(field)                       \
-  if (name == #field) {                        \
-    o.field = value.cast<decltype(o.field)>(); \
-    continue;                                  \
-  }
-    FN_OPTION(device)
-    FN_OPTION(window)
-    FN_OPTION(lanes)
-    FN_OPTION(threads)
-    FN_OPTION(levels)
-    FN_OPTION(seed)
-    FN_OPTION(isa)
-    FN_OPTION(graphs)
-    FN_OPTION(chunk)
-    FN_OPTION(memory_limit)
-    FN_OPTION(token_limit)
-    FN_OPTION(taps)
-    FN_OPTION(capabilities)
-    FN_OPTION(experts)
-    FN_OPTION(cache_lines)
-    FN_OPTION(host_limit)
-    FN_OPTION(cpu_misses)
-    FN_OPTION(cpu_threads)
-    FN_OPTION(cpu_deadline_seconds)
-    FN_OPTION(policy)
-    FN_OPTION(profile)
-    FN_OPTION(plan_every)
-    FN_OPTION(lockstep)
-    FN_OPTION(link_limit)
-    FN_OPTION(forced_routing)
-#undef FN_OPTION
-    if (name != "prefix_snapshots") {
-      throw py::type_error("no option is named \"" + name + "\"");
-    }
-    o.snapshots = value.cast<std::int32_t>();
-  }
-  return o;
 }
 
 py::dict cost_dict(const OpCost& cost) {
@@ -88,17 +50,50 @@ py::dict profile_dict(const StepProfile& p) {
   return d;
 }
 
+using Ids = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
+
+std::span<const std::int32_t> span_of(const std::optional<Ids>& ids) {
+  if (!ids) return {};
+  return {ids->data(), static_cast<std::size_t>(ids->size())};
+}
+
+void poll_signals() {
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+py::dict experts_dict(const std::vector<StepExperts>& steps) {
+  py::dict d;
+#define FN_COUNT(field)                                           \
+  {                                                               \
+    std::vector<std::uint64_t> column;                            \
+    for (const StepExperts& s : steps) column.push_back(s.field); \
+    d[#field] = column;                                           \
+  }
+  FN_COUNT(hits)
+  FN_COUNT(fetched)
+  FN_COUNT(installed)
+  FN_COUNT(on_cpu)
+  FN_COUNT(promoted)
+  FN_COUNT(fetched_bytes)
+  FN_COUNT(cpu_bytes)
+  FN_COUNT(fetch_ns)
+  FN_COUNT(wait_ns)
+#undef FN_COUNT
+  return d;
+}
+
 // Times of one run, and with `repeats` > 0 the profile of its last step.
 py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int32_t new_tokens,
-                 std::int32_t chunk, bool graphs, int repeats) {
+                 std::int32_t chunk, bool graphs, int repeats, const std::optional<Ids>& feed,
+                 const std::optional<Ids>& routing) {
   MeasureOptions o;
   o.new_tokens = new_tokens;
   o.chunk = chunk;
   o.graphs = graphs;
-  o.poll = [] {
-    py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  };
+  o.poll = poll_signals;
+  o.feed = span_of(feed);
+  o.routing = span_of(routing);
   StepProfile profile;
   const RunTimes times = s.run([&](Session& session) {
     RunTimes t = measure_run(session, prompt, o, repeats > 0);
@@ -109,8 +104,40 @@ py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int
   d["chunk_ns"] = times.chunk_ns;
   d["decode_ns"] = times.decode_ns;
   d["tokens"] = times.tokens;
+  d["experts"] = experts_dict(times.experts);
+  d["streamed_bytes"] = times.streamed_bytes;
   if (repeats > 0) d["profile"] = profile_dict(profile);
   return d;
+}
+
+// (steps, layers, top_k) of the steps of one row that ran over all layers of a trace, for measure()
+// and warm_cache().
+Ids routing_of(const cache::Trace& trace) {
+  const cache::TraceHead& h = trace.head;
+  std::vector<std::int32_t> ids;
+  py::ssize_t steps = 0;
+  for (const cache::TraceRecord& r : trace.records) {
+    if (r.kind != cache::TraceKind::kStep || r.rows != 1 || r.layers != h.layers) continue;
+    ++steps;
+    for (std::int32_t l = 0; l < h.layers; ++l) {
+      const auto choice = trace.choices(r, l);
+      ids.insert(ids.end(), choice.begin(), choice.end());
+    }
+  }
+  Ids out({steps, static_cast<py::ssize_t>(h.layers), static_cast<py::ssize_t>(h.top_k)});
+  std::copy(ids.begin(), ids.end(), out.mutable_data());
+  return out;
+}
+
+Ids resident(PySession& s, std::int32_t sets) {
+  const std::vector<std::int32_t> ids =
+      s.run([&](Session& session) { return resident_routing(session, sets); });
+  const ModelShape& shape = s.session().shape();
+  const auto step = static_cast<py::ssize_t>(shape.layers) * shape.top_k;
+  Ids out({static_cast<py::ssize_t>(ids.size()) / step, static_cast<py::ssize_t>(shape.layers),
+           static_cast<py::ssize_t>(shape.top_k)});
+  std::copy(ids.begin(), ids.end(), out.mutable_data());
+  return out;
 }
 
 py::dict host_bounds(int threads, const std::string& isa) {
@@ -208,7 +235,16 @@ void bind_bench(py::module_& m) {
       py::arg("like"), py::arg("layers") = 0);
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
         py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
-        py::arg("profile") = 0);
+        py::arg("profile") = 0, py::arg("feed") = py::none(), py::arg("routing") = py::none());
+  m.def("routing_of", &routing_of, py::arg("trace"));
+  m.def("resident_routing", &resident, py::arg("session"), py::arg("sets") = 1);
+  m.def(
+      "warm_cache",
+      [](PySession& s, const Ids& routing) {
+        const std::span<const std::int32_t> ids = span_of(routing);
+        s.run([&](Session& session) { warm_cache(session, ids, poll_signals); });
+      },
+      py::arg("session"), py::arg("routing"));
   m.def(
       "force_routing",
       [](PySession& s, const std::vector<std::int32_t>& ids, std::int32_t rows) {

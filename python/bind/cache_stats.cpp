@@ -27,7 +27,7 @@ py::dict cache_stats(Session& session) {
   py::dict d;
   py::list layers;
   cache::LayerStats sum;
-  std::uint64_t fetched_bytes = 0, promoted_bytes = 0, cpu_bytes = 0;
+  std::uint64_t fetched_bytes = 0, promoted_bytes = 0, cpu_bytes = 0, streamed_bytes = 0;
   for (std::size_t i = 0; i < cache.stats().size(); ++i) {
     const cache::LayerStats& s = cache.stats()[i];
     const auto line = static_cast<std::uint64_t>(cache.line_bytes(static_cast<std::int32_t>(i)));
@@ -43,6 +43,7 @@ py::dict cache_stats(Session& session) {
     fetched_bytes += s.fetched * line;
     promoted_bytes += s.promoted * line;
     cpu_bytes += s.on_cpu * line;
+    streamed_bytes += s.streamed * line;
     layers.append(layer_dict(s));
   }
   d["lines"] = cache.shape().lines;
@@ -55,6 +56,8 @@ py::dict cache_stats(Session& session) {
   d["fetched_bytes"] = fetched_bytes;
   d["promoted_bytes"] = promoted_bytes;
   d["cpu_bytes"] = cpu_bytes;
+  d["streamed_bytes"] = streamed_bytes;
+  d["recording"] = session.recording();
   d["layers"] = layers;
   d["policy"] = cache.planner().policy_name();
   d["plans"] = cache.planner().plans();

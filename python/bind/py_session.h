@@ -49,10 +49,21 @@ class PySession {
   void cancel() {
     if (session_) session_->cancel();
   }
-  void close() {
+  // Frees the session. Returns what of its files (profile, trace) could not be written.
+  std::string close() {
     py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
+    std::string problem;
+    if (session_) {
+      problem = session_->save_profile();
+      try {
+        if (session_->recording()) session_->stop_recording();
+      } catch (const InputError& e) {
+        problem += (problem.empty() ? "" : "; ") + std::string(e.what());
+      }
+    }
     session_.reset();
+    return problem;
   }
 
  private:

@@ -1,4 +1,5 @@
 // flashnext._core.Session.
+#include "python/bind/options.h"
 #include "python/bind/py_session.h"
 
 namespace flashnext::bind {
@@ -91,36 +92,13 @@ using Ids = std::vector<std::int32_t>;
 
 void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
-      .def(py::init([](const std::string& path, const std::string& device, std::int32_t window,
-                       std::int32_t lanes, std::int32_t threads, std::int32_t levels,
-                       std::uint64_t seed, const std::string& isa, bool graphs, std::int32_t chunk,
-                       std::int32_t prefix_snapshots, std::uint64_t memory_limit,
-                       std::int32_t token_limit, bool taps,
-                       const std::vector<std::string>& capabilities, const py::object& progress) {
-             SessionOptions o;
-             o.device = device;
-             o.window = window;
-             o.lanes = lanes;
-             o.threads = threads;
-             o.levels = levels;
-             o.seed = seed;
-             o.isa = isa;
-             o.graphs = graphs;
-             o.chunk = chunk;
-             o.snapshots = prefix_snapshots;
-             o.memory_limit = memory_limit;
-             o.token_limit = token_limit;
-             o.taps = taps;
-             o.capabilities = capabilities;
-             const Progress hook = progress_hook(progress);
-             return std::make_unique<PySession>([&] { return Session::open(path, o, hook); });
-           }),
-           py::arg("path"), py::kw_only(), py::arg("device") = "auto", py::arg("window") = 0,
-           py::arg("lanes") = 1, py::arg("threads") = 0, py::arg("levels") = 32258,
-           py::arg("seed") = 0, py::arg("isa") = "auto", py::arg("graphs") = true,
-           py::arg("chunk") = 512, py::arg("prefix_snapshots") = 8, py::arg("memory_limit") = 0,
-           py::arg("token_limit") = 0, py::arg("taps") = false,
-           py::arg("capabilities") = std::vector<std::string>{}, py::arg("progress") = py::none())
+      .def(py::init(
+               [](const std::string& path, const py::object& progress, const py::kwargs& options) {
+                 const SessionOptions o = session_options(options);
+                 const Progress hook = progress_hook(progress);
+                 return std::make_unique<PySession>([&] { return Session::open(path, o, hook); });
+               }),
+           py::arg("path"), py::kw_only(), py::arg("progress") = py::none())
       .def_property_readonly("shape", [](PySession& s) { return shape_dict(s.session().shape()); })
       .def_property_readonly("window", [](PySession& s) { return s.session().options().window; })
       .def_property_readonly("lanes", [](PySession& s) { return s.session().options().lanes; })
@@ -167,6 +145,12 @@ void bind_session(py::module_& m) {
              return matrix(v, s.session().shape().stack());
            })
       .def("stats", &PySession::stats)
+      .def(
+          "record",
+          [](PySession& s, const std::string& path) { s.run([&](Session& c) { c.record(path); }); },
+          py::arg("path"))
+      .def("stop_recording",
+           [](PySession& s) { return s.run([](Session& c) { return c.stop_recording(); }); })
       .def("close", &PySession::close);
 }
 

@@ -19,6 +19,11 @@ def demo_path() -> Path:
     return checkpoint_folder(Path(__file__).parent / "demo" / _DEMO)
 
 
+def demo_profile() -> Path:
+    """The expert uses of the demo model that are installed with it; never written."""
+    return Path(__file__).parent / "demo" / "profile.bin"
+
+
 def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
     """Returns ``path`` as a folder that has a ``config.json``.
 

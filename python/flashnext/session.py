@@ -1,10 +1,14 @@
-"""Session: a checkpoint opened on a device, ready to answer."""
+"""Session: a checkpoint opened on a device, ready to answer.
+
+Long because every option of what people call most is documented here.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from flashnext import _core, checks, evidence
+from flashnext import _core, checks, evidence, options
 from flashnext.errors import CheckpointError, InputError
 from flashnext.generation import Generation
 from flashnext.paths import checkpoint_folder
+from flashnext.policy import Policy
 from flashnext.requests import (
     GenerateOptions,
     OnPrefill,
@@ -57,7 +62,31 @@ class Session:
         graphs: replay captured graphs of the steps (the bits are the same without).
         chunk: prompt tokens a step.
         prefix_snapshots: how many states are kept for prefix reuse.
-        memory_limit: most bytes that may be allocated; 0: no limit of its own.
+        memory_limit: most bytes that may be allocated on the device; 0: all that it has free. On
+            the host device it is a limit on everything but the experts in host memory.
+        vram_gb: the same in GB of 2**30 bytes, as cards are sold; give one of the two.
+        experts: where the routed experts live. ``resident``: on the device. ``offload``: in host
+            memory, with ``cache_lines`` of every layer on the device as well; an expert that a
+            token needs and that has no line is fetched or computed by the processor. ``auto``
+            (default): resident when that fits. The answers are the same.
+        cache_lines: experts a layer that the device keeps, from the model's experts a token to all
+            of a layer; None: as many as fit into the memory.
+        ram_gb: most RAM that the experts may take, in GB of 2**30 bytes; None: what is free but for
+            a reserve. Those that find no place stay in the checkpoint's files, and the processor
+            computes them.
+        cpu_misses: which misses the processor computes instead of fetching them: ``off``, ``auto``
+            (a share that is measured at open; none is a possible answer), or N: at most N of a
+            layer and step.
+        cpu_threads: threads that compute misses; 0: one a core but one.
+        policy: what the device keeps: ``recency`` (None), ``frequency``, ``static``, ``random``, or
+            an object of a class derived from :class:`flashnext.Policy`.
+        profile: file of how often experts were used. It is read at open to choose what the device
+            keeps at first, and replaced at close by the uses up to then. None: no file, but for
+            the demo model the one that came with it, which is never written; False: none at all.
+        plan_every: steps between two questions to the policy.
+        lockstep: promotions of the policy land before the next step, so that hits do not depend on
+            the speed of copies and are those of a replay; for comparisons.
+        trace: file to record the routing of all steps into, see :meth:`record`.
         progress: called as ``progress(stage, done, total)`` while the checkpoint loads.
 
     Attributes:
@@ -69,7 +98,8 @@ class Session:
         vocab_size: columns of the logits, padding included.
         tokenizer: the checkpoint's tokenizer.
         stop_ids: ids that end an answer.
-        notes: what is worth knowing about the load: device choice, oddities of the checkpoint.
+        notes: what is worth knowing: device choice, oddities of the checkpoint, where the experts
+            are, and what failed without ending the run (a policy, a profile, a recording).
 
     Raises:
         CheckpointError: the folder is not a sound checkpoint of this architecture.
@@ -100,6 +130,17 @@ class Session:
         chunk: int = 512,
         prefix_snapshots: int = 8,
         memory_limit: int = 0,
+        vram_gb: float | None = None,
+        experts: str = "auto",
+        cache_lines: int | None = None,
+        ram_gb: float | None = None,
+        cpu_misses: options.CpuMisses = "auto",
+        cpu_threads: int = 0,
+        policy: str | Policy | None = None,
+        profile: options.ProfilePath = None,
+        plan_every: int = 16,
+        lockstep: bool = False,
+        trace: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
         **unknown: Any,
     ) -> None:
@@ -121,10 +162,23 @@ class Session:
             graphs=bool(graphs),
             chunk=checks.whole("chunk", chunk, 1, 2**31 - 1),
             prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
-            memory_limit=checks.whole("memory_limit", memory_limit, 0, 2**63 - 1),
+            memory_limit=options.limit_bytes(vram_gb, memory_limit),
             token_limit=self.tokenizer.size,
             capabilities=list(evidence.accepted_capabilities()) if device != "host" else [],
             progress=progress,
+            **options.expert_options(
+                self.path,
+                experts=experts,
+                ram_gb=ram_gb,
+                cache_lines=cache_lines,
+                cpu_misses=cpu_misses,
+                cpu_threads=cpu_threads,
+                policy=policy,
+                profile=profile,
+                plan_every=plan_every,
+                lockstep=lockstep,
+                trace=trace,
+            ),
         )
         self._core: _core.Session | None = core
         self._busy = threading.Lock()
@@ -133,7 +187,7 @@ class Session:
         self.window: int = core.window
         self.lanes: int = core.lanes
         self.device: str = core.device
-        self.notes: list[str] = list(core.notes)
+        self._notes: list[str] = list(core.notes)
         if self.tokenizer.size > self.vocab_size:
             core.close()
             raise CheckpointError(
@@ -414,19 +468,82 @@ class Session:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **arguments
         )
 
+    @property
+    def notes(self) -> list[str]:
+        """See the class. While a call runs, and after close, those of before."""
+        if self._core is not None and self._busy.acquire(blocking=False):
+            try:
+                self._notes = list(self._core.notes)
+            finally:
+                self._busy.release()
+        return list(self._notes)
+
     def stats(self) -> dict[str, Any]:
-        """Counters since the session was opened: steps, tokens, seconds by kind, bytes by part."""
+        """Counters since the session was opened.
+
+        Returns:
+            ``requests``, ``prompt_tokens``, ``reused_tokens``, ``decode_tokens``,
+            ``prefill_seconds``, ``decode_seconds``, ``steps`` and more of the engine's; ``memory``
+            has the bytes of every part by space and name.
+
+            With experts in host memory ``cache`` has ``lines`` of ``experts`` a layer and
+            ``line_bytes``; ``hit_rate`` of steps of up to 8 rows, counted in distinct experts a
+            layer and step; ``fetched_bytes``, ``cpu_bytes`` (computed by the processor),
+            ``promoted_bytes`` (copied by the policy) and ``streamed_bytes`` (for prompts);
+            ``layers``, a dict a layer, and ``sum``: ``steps``, ``hits``, ``fetched``,
+            ``installed``, ``on_cpu``, ``promoted``, ``streamed`` in experts, ``fetch_ns`` and
+            ``wait_ns`` (that the device waited for the processor); ``policy`` that runs,
+            ``fault`` of the one asked for and ``stall`` of the processor, or empty; ``cpu``,
+            ``cpu_share`` and ``cpu_share_text``; ``bank``: bytes pinned, pageable and left in the
+            files.
+
+        Raises:
+            InputError: the session is closed.
+        """
         return self._open_core().stats()
+
+    def record(self, path: str | os.PathLike[str]) -> None:
+        """Records from now on which experts every step chooses, for ``flashnext replay``.
+
+        A replay gives this session's own hits when nothing ran before: pass ``trace`` to the
+        session for that. The file is replaced; what is written is sound at any time.
+
+        Raises:
+            InputError: experts are resident, a recording runs, or the file cannot be written.
+        """
+        core = self._open_core()
+        with self._exclusive():
+            core.record(options.trace_file(path))
+
+    def stop_recording(self) -> int:
+        """Ends the recording; closing the session does too.
+
+        Returns:
+            How many records it has.
+
+        Raises:
+            InputError: none runs, or not all could be written.
+        """
+        core = self._open_core()
+        with self._exclusive():
+            return core.stop_recording()
 
     # ---- lifetime -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Frees the model. Later calls raise InputError; closing twice is fine."""
+        """Frees the model. Later calls raise InputError; closing twice is fine.
+
+        Warns (RuntimeWarning) when the profile or the rest of a recording cannot be written.
+        """
         if self._core is None:
             return
+        self._notes = self.notes
         with self._exclusive():
             core, self._core = self._core, None
-            core.close()
+            problem = core.close()
+        if problem:
+            self._notes.append(problem)
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
 
     def __enter__(self) -> Session:
         return self
