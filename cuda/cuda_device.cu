@@ -45,11 +45,6 @@ CudaDevice::CudaDevice(int ordinal, const CudaDeviceOptions& options)
                      std::to_string(info_.minor) + "; this build holds code for 9.0 and 12.0");
   }
   FN_CUDA(error);
-#if defined(FN_PREFER_SHARED)
-  // One division of L1 and shared memory for all kernels: none waits for a multiprocessor to empty
-  // before it can change it.
-  FN_CUDA(cudaDeviceSetCacheConfig(cudaFuncCachePreferShared));
-#endif
 }
 
 CudaDevice::~CudaDevice() {

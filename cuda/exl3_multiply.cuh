@@ -162,7 +162,7 @@ template <int kWords, int kGroups, int kWarps>
 __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
                                          const std::uint32_t* ring, const std::int8_t* digits,
                                          int pitch, int columns, int warp, int lane, int* sums) {
-  constexpr int kStages = ring_stages(kWords == 0 ? 128 : kWords, kWarps);
+  constexpr int kStages = ring_stages(kWords == 0 ? 128 : kWords);
   if (kWords != 0) words = kWords;
   const UnitLane<kWords == 0 ? 16 : kWords> unit_lane(lane);
   int acc[kGroups][4][4] = {};

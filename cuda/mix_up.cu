@@ -1,6 +1,8 @@
 // mix for at most 8 rows, the second kernel: up, gates and x. The pending residual is added to the
 // streams, which no other block reads any more.
-#include "cuda/mix_stage.cuh"
+//
+// Weights wait in registers, as in mix_decode.cu, which asks L2 for them.
+#include "cuda/mix.cuh"
 
 namespace flashnext::cuda {
 
@@ -11,13 +13,9 @@ constexpr int up_threads(int streams) { return streams < 4 ? 128 : 32 * streams;
 // Halves of a row of hidden planes in shared memory.
 __host__ __device__ constexpr int hidden_stride(int rank) { return (rank + 63) / 64 * 64 + 32; }
 
-// Blocks of a multiprocessor that registers leave room for.
-constexpr int up_blocks(int threads, bool staged) { return staged ? 640 / threads : 1; }
-
 // Block: 16 channels of every stream, a warp a stream; at least 128 threads.
-template <int kStreams, bool kStaged>
-__global__ void __launch_bounds__(up_threads(kStreams), up_blocks(up_threads(kStreams), kStaged))
-    up_kernel(const MixParams p) {
+template <int kStreams>
+__global__ void __launch_bounds__(up_threads(kStreams), 1) up_kernel(const MixParams p) {
   extern __shared__ __align__(16) char smem[];
   __shared__ float gated[kStreams][kDecodeRows][16];
   constexpr int kThreads = up_threads(kStreams);
@@ -29,10 +27,9 @@ __global__ void __launch_bounds__(up_threads(kStreams), up_blocks(up_threads(kSt
   const int c0 = static_cast<int>(blockIdx.x) * 16;
   const int chunks = split_k(p.rank).chunks;
   const int stride = hidden_stride(p.rank);
-  // Planes (group, stride), then the weights.
+  // Planes (group, stride).
   std::uint16_t* hidden_hi = reinterpret_cast<std::uint16_t*>(smem);
   std::uint16_t* hidden_lo = hidden_hi + p.group * stride;
-  uint4* staged = reinterpret_cast<uint4*>(hidden_lo + p.group * stride) + tid;
   const auto weight_row = [&](int m) -> const std::uint16_t* {
     if (h >= kStreams || c0 + m >= p.dim) return nullptr;
     return p.up + (static_cast<std::size_t>(h) * static_cast<std::size_t>(p.dim) +
@@ -41,11 +38,11 @@ __global__ void __launch_bounds__(up_threads(kStreams), up_blocks(up_threads(kSt
   };
   const std::uint16_t* top_row = weight_row(g);
   const std::uint16_t* bottom_row = weight_row(g + 8);
-  Chunk<kStaged> ahead[kAhead];
+  uint4 top[kAhead][kChunkBlocks];
+  uint4 bottom[kAhead][kChunkBlocks];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    ahead[i].fetch(top_row, bottom_row, p.rank, i * kChunkK, t,
-                   staged + i * kChunkPieces * kThreads, kThreads);
+  for (int a = 0; a < kAhead; ++a) {
+    load_chunk(top_row, bottom_row, p.rank, a * kChunkK, t, top[a], bottom[a]);
   }
   pdl_trigger();
   int rows = 0;
@@ -95,7 +92,6 @@ __global__ void __launch_bounds__(up_threads(kStreams), up_blocks(up_threads(kSt
       if (at[e] != nullptr && 2 * t + e % 2 < rows) *at[e] = stream[e] + inj[e % 2] * y[e];
     }
   }
-  if constexpr (kStaged) asm volatile("cp.async.wait_all;" ::: "memory");
   if (rows <= 0) return;
   __syncthreads();
 
@@ -119,26 +115,23 @@ __global__ void __launch_bounds__(up_threads(kStreams), up_blocks(up_threads(kSt
       for (int part = 0; part < 4; ++part)
 #pragma unroll
         for (int a = 0; a < kAhead; ++a)
-          mma_part(first[a], part, ahead[a].top(i), ahead[a].bottom(i), hi[a], lo[a]);
+          mma_part(first[a], part, top[a][i], bottom[a][i], hi[a], lo[a]);
     }
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int a = 0; a < kAhead; ++a)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += a < chunks ? first[a][e] : 0.0f;
-    if constexpr (!kStaged) {
-      for (int chunk = kAhead; chunk < chunks; ++chunk) {
-        float next[4] = {};
-        Chunk<false> more;
-        load_chunk(top_row, bottom_row, p.rank, chunk * kChunkK, t, more.a, more.b);
+    for (int chunk = kAhead; chunk < chunks; ++chunk) {
+      float next[4] = {};
+      load_chunk(top_row, bottom_row, p.rank, chunk * kChunkK, t, top[0], bottom[0]);
 #pragma unroll
-        for (int i = 0; i < kChunkBlocks; ++i) {
-          mma_block(next, more.top(i), more.bottom(i), fragment(hidden_hi, chunk, i),
-                    fragment(hidden_lo, chunk, i));
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[e] += next[e];
+      for (int i = 0; i < kChunkBlocks; ++i) {
+        mma_block(next, top[0][i], bottom[0][i], fragment(hidden_hi, chunk, i),
+                  fragment(hidden_lo, chunk, i));
       }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[e] += next[e];
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -159,20 +152,10 @@ __global__ void __launch_bounds__(up_threads(kStreams), up_blocks(up_threads(kSt
 
 template <int kStreams>
 void launch_up(cudaStream_t stream, const MixParams& p) {
-  constexpr int kThreads = up_threads(kStreams);
   const std::size_t planes = static_cast<std::size_t>(p.group * hidden_stride(p.rank)) * 4;
-  const std::size_t staged = planes + kAhead * kChunkPieces * kThreads * sizeof(uint4);
-  const auto launch = [&](auto* kernel, std::size_t bytes) {
-    allow_smem(kernel, static_cast<int>(bytes));
-    launch_pdl(stream, kernel, dim3(static_cast<unsigned>(ceil_div(p.dim, 16))), dim3(kThreads),
-               bytes, p);
-  };
-  if (split_k(p.rank).chunks <= kAhead && has_room(staged)) {
-    prefer_shared(up_kernel<kStreams, true>);
-    launch(up_kernel<kStreams, true>, staged);
-  } else {
-    launch(up_kernel<kStreams, false>, planes);
-  }
+  allow_smem(up_kernel<kStreams>, static_cast<int>(planes));
+  launch_pdl(stream, up_kernel<kStreams>, dim3(static_cast<unsigned>(ceil_div(p.dim, 16))),
+             dim3(up_threads(kStreams)), planes, p);
 }
 
 }  // namespace

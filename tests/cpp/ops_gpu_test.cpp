@@ -81,8 +81,10 @@ TEST_F(Ops, MixTiny) {
 }
 
 TEST_F(Ops, MixReal) {
-  for (std::int32_t rows : {1, 3, 8, 64, 200}) check(mix_case(kReal, rows, MixKind::kPending));
-  // Every form of few rows, with and without a pending update.
+  // Up to 32 rows in groups of 8; more in tiles.
+  for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 27, 64, 200}) {
+    check(mix_case(kReal, rows, MixKind::kPending));
+  }
   for (std::int32_t rows : {1, 2, 4, 5, 8, 9}) {
     check(mix_case(kReal, rows, MixKind::kPlain));
     check(mix_case(kReal, rows, MixKind::kPicked));
@@ -92,14 +94,14 @@ TEST_F(Ops, MixReal) {
 
 TEST_F(Ops, MixOfOtherShapes) {
   // Ragged chunks, a hidden row of more than two chunks, other numbers of streams.
-  for (std::int32_t rows : {1, 8, 70}) {
+  for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 70}) {
     check(mix_case({"2 streams", 2032, 2, 24, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
     check(mix_case({"8 streams", 336, 8, 520, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
     check(mix_case({"1 stream", 48, 1, 8, 0, 0, 0, 0, 0}, rows, MixKind::kPlain));
   }
   // Two kernels: streams of one, two and three pieces, three to eight slices, hidden rows of one,
   // two and three chunks.
-  for (std::int32_t rows : {1, 3, 8}) {
+  for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
     check(mix_case({"4 short streams", 1280, 4, 160, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
     check(mix_case({"8 short streams", 1280, 8, 24, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
     check(mix_case({"2 long streams", 3840, 2, 328, 0, 0, 0, 0, 0}, rows, MixKind::kPending));
