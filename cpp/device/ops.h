@@ -380,7 +380,7 @@ struct RouteArgs {
   // (rows, top_k) expert ids that replace the choice (replayed routing traces), or null. A row
   // whose first id is negative chooses for itself; the others' ids are all those of experts.
   const std::int32_t* forced;
-  std::int32_t* ids;  // out (rows, top_k), descending probability, lower id first on ties; or forced
+  std::int32_t* ids;  // out (rows, top_k), best first, the lower id first on ties; or forced
   float* weights;     // out (rows, top_k)
   float* gate;        // out (rows): shared_gate x
   std::int32_t top_k;
@@ -565,7 +565,7 @@ struct SampleArgs {
   static constexpr Op kOp = Op::kSample;
   StepView step;
   const float* logits;   // (outputs, vocab)
-  std::int32_t* tokens;  // out (outputs)
+  std::int32_t* tokens;  // out (outputs); may be pinned memory: each is written once, never read
   std::int32_t vocab;    // row length of logits
   std::int32_t limit;    // ids >= limit are padding and never drawn
   Workspace workspace;

@@ -50,7 +50,7 @@ FAMILIES = (
     Family(
         "Gated DeltaNet",
         ("gdn_conv", "gdn_recur", "gdn_gate"),
-        "fp32 rows, fp32 state of 128 by 128 a head",
+        "fp32 rows, fp16 weights of the gates, fp32 state of 128 by 128 a head",
         "fp32, the token recurrence, keys of a column in a fixed order",
     ),
     Family(
