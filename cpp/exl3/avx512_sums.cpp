@@ -3,12 +3,13 @@
 // A window s becomes s * 0x83DCD12D by vpmulld; vpdpbusd with ones adds its four bytes. The sums of
 // two rows go into the words of a dword, and vpdpwssd multiplies them with two 15-bit activations.
 // On Zen 4 multiplies, dot products and multishifts share two of four execution units: 40 cycles a
-// tile and row at the least. Up to eight rows are multiplied while the weights are in registers;
-// for more, 128 inputs x 64 columns at a time are decoded into L1 and multiplied by six rows in
-// turn.
+// tile and row at the least. One row takes tiles of low rates by avx512_quads.h. Up to eight rows
+// are multiplied while the weights are in registers; for more, 128 inputs x 64 columns at a time
+// are decoded into L1 and multiplied by six rows in turn.
 #if defined(__x86_64__)
 
 #include "cpp/exl3/avx512_decode.h"
+#include "cpp/exl3/avx512_quads.h"
 #include "cpp/exl3/avx512_rows.h"
 #include "cpp/exl3/kernels.h"
 
@@ -30,6 +31,7 @@ namespace {
 constexpr int kTiles = kBlock / kTile;  // tiles along a side of a block
 // B <= 1020, |V| <= 32258: a dword takes 32 products of pairs, so one row is folded every 4 tiles.
 constexpr int kFoldTiles = 4;
+constexpr int kQuadFoldTiles = 8;  // a dword of quads takes half the products of a tile
 // |B - 510| <= 510: it takes 64 products of pairs, 8 tiles.
 constexpr int kChunkTiles = 8;
 constexpr int kPassTiles = 4;  // n-tiles decoded at once
@@ -85,6 +87,73 @@ FN_AVX512_INLINE void widen_split(std::int64_t* sums, const Split& sum, std::int
   const __m512i high_odd = _mm512_slli_epi64(_mm512_srai_epi64(sum.high, 32), 16);
   _mm512_storeu_si512(sums, _mm512_add_epi64(centre, _mm512_add_epi64(low_even, high_even)));
   _mm512_storeu_si512(sums + 8, _mm512_add_epi64(centre, _mm512_add_epi64(low_odd, high_odd)));
+}
+
+// sums (16): columns 4 G + i + 8 h of a tile from the dwords of quads, less 510 total.
+template <int G>
+FN_AVX512_INLINE void widen_quads(std::int64_t* sums, const Split& sum, std::int64_t total) {
+  alignas(64) std::int64_t even[16];
+  widen_split(even, sum, 0);
+  const __m512i both = _mm512_add_epi64(_mm512_load_si512(even), _mm512_load_si512(even + 8));
+  const __m512i columns =
+      _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7),
+                               _mm512_add_epi64(both, _mm512_set1_epi64(-kCentre * total)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(sums + 4 * G), _mm512_castsi512_si256(columns));
+  _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(sums + 4 * G + 8),
+                      _mm512_extracti64x4_epi64(columns, 1));
+}
+
+FN_AVX512_INLINE __m512i broadcast_pairs(const std::int16_t* v) {
+  std::int64_t pairs;
+  std::memcpy(&pairs, v, sizeof pairs);
+  return _mm512_set1_epi64(pairs);
+}
+
+// acc gains the products of a tile's rows with v (16).
+FN_AVX512_INLINE void add_quads(Lanes& acc, const __m512i (&b)[4], const std::int16_t* v) {
+  add_product(acc, b[0], broadcast_pairs(v));
+  add_product(acc, b[1], broadcast_pairs(v + 8));
+  add_product(acc, b[2], broadcast_pairs(v + 4));
+  add_product(acc, b[3], broadcast_pairs(v + 12));
+}
+
+// One row times tiles that Quads fits.
+template <int HB, bool Multishift>
+FN_AVX512 void row_by_quads(const Exl3Weight& w, const Prepared& p, std::int32_t row,
+                            std::int32_t block, std::int64_t* sums) noexcept {
+  constexpr int bytes = Quads<HB>::kTileBytes;
+  const std::int64_t stride = static_cast<std::int64_t>(w.out / kTile) * bytes;
+  const std::byte* tiles = tile_at(w, 0, block * kTiles);
+  const std::int16_t* v = p.v + row * static_cast<std::int64_t>(p.in);
+  Split split[kTiles][2] = {};
+  const std::int32_t k_tiles = w.in / kTile;
+  for (std::int32_t a = 0; a < k_tiles; a += kQuadFoldTiles) {
+    // Fetch what the next round reads, as in few_rows.
+    const std::int64_t ahead =
+        a + kQuadFoldTiles < k_tiles ? kQuadFoldTiles * stride : kTiles * bytes - a * stride;
+    for (int n = 0; n < kTiles; ++n) {
+      const std::byte* tile = tiles + a * stride + n * bytes;
+      Lanes lower{};
+      Lanes upper{};
+#pragma GCC unroll 1
+      for (int i = 0; i < kQuadFoldTiles; ++i) {
+        prefetch_tile<bytes>(tile + i * stride + ahead);
+        const QuadTile<HB> t = load_quads<HB>(tile + i * stride);
+        const std::int16_t* x = v + (a + i) * kTile;
+        __m512i b[4];
+        quad_sums<HB, Multishift, 0>(t, b);
+        add_quads(lower, b, x);
+        quad_sums<HB, Multishift, 1>(t, b);
+        add_quads(upper, b, x);
+      }
+      fold(split[n][0], lower);
+      fold(split[n][1], upper);
+    }
+  }
+  for (int n = 0; n < kTiles; ++n) {
+    widen_quads<0>(sums + n * kTile, split[n][0], p.sum[row]);
+    widen_quads<1>(sums + n * kTile, split[n][1], p.sum[row]);
+  }
 }
 
 // Few rows: the products are taken while the weights are in registers. R: indices of the rows.
@@ -233,12 +302,16 @@ FN_AVX512 void many_rows(const Exl3Weight& w, const Prepared& p, std::int32_t ro
   }
 }
 
-template <int HB>
+template <int HB, bool Multishift>
 void sums_at_rate(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
                   std::int32_t block, std::int64_t* sums) noexcept {
   switch (rows) {
     case 1:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<1>());
+      if constexpr (Quads<HB>::kFits) {
+        return row_by_quads<HB, Multishift>(w, p, row, block, sums);
+      } else {
+        return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<1>());
+      }
     case 2:
       return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<2>());
     case 3:
@@ -258,37 +331,39 @@ void sums_at_rate(const Exl3Weight& w, const Prepared& p, std::int32_t row, std:
   }
 }
 
+template <bool Multishift>
 void block_sums(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
                 std::int32_t block, std::int64_t* sums) noexcept {
   switch (w.words / 8) {
     case 2:
-      return sums_at_rate<2>(w, p, row, rows, block, sums);
+      return sums_at_rate<2, Multishift>(w, p, row, rows, block, sums);
     case 3:
-      return sums_at_rate<3>(w, p, row, rows, block, sums);
+      return sums_at_rate<3, Multishift>(w, p, row, rows, block, sums);
     case 4:
-      return sums_at_rate<4>(w, p, row, rows, block, sums);
+      return sums_at_rate<4, Multishift>(w, p, row, rows, block, sums);
     case 5:
-      return sums_at_rate<5>(w, p, row, rows, block, sums);
+      return sums_at_rate<5, Multishift>(w, p, row, rows, block, sums);
     case 6:
-      return sums_at_rate<6>(w, p, row, rows, block, sums);
+      return sums_at_rate<6, Multishift>(w, p, row, rows, block, sums);
     case 7:
-      return sums_at_rate<7>(w, p, row, rows, block, sums);
+      return sums_at_rate<7, Multishift>(w, p, row, rows, block, sums);
     case 8:
-      return sums_at_rate<8>(w, p, row, rows, block, sums);
+      return sums_at_rate<8, Multishift>(w, p, row, rows, block, sums);
     case 10:
-      return sums_at_rate<10>(w, p, row, rows, block, sums);
+      return sums_at_rate<10, Multishift>(w, p, row, rows, block, sums);
     case 12:
-      return sums_at_rate<12>(w, p, row, rows, block, sums);
+      return sums_at_rate<12, Multishift>(w, p, row, rows, block, sums);
     case 14:
-      return sums_at_rate<14>(w, p, row, rows, block, sums);
+      return sums_at_rate<14, Multishift>(w, p, row, rows, block, sums);
     default:
-      return sums_at_rate<16>(w, p, row, rows, block, sums);
+      return sums_at_rate<16, Multishift>(w, p, row, rows, block, sums);
   }
 }
 
 }  // namespace
 
-const Kernels kAvx512Kernels = {avx512_prepare_row, block_sums, avx512_finish};
+const Kernels kAvx512Kernels = {avx512_prepare_row, block_sums<false>, avx512_finish};
+const Kernels kAvx512MultishiftKernels = {avx512_prepare_row, block_sums<true>, avx512_finish};
 
 }  // namespace flashnext::exl3::internal
 

@@ -32,6 +32,7 @@ extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512MultishiftKernels;  // the same bits, faster where Intel made the core
 #endif
 
 // First byte of the tile at k-tile a, n-tile b.

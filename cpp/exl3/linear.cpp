@@ -76,7 +76,10 @@ namespace {
 
 const Kernels& kernels(Isa isa) noexcept {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return internal::kAvx512Kernels;
+  if (isa == Isa::kAvx512) {
+    static const bool is_intel = __builtin_cpu_is("intel");
+    return is_intel ? internal::kAvx512MultishiftKernels : internal::kAvx512Kernels;
+  }
   if (isa == Isa::kAvx2) return internal::kAvx2Kernels;
 #endif
   static_cast<void>(isa);

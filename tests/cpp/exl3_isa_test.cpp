@@ -1,5 +1,6 @@
 // AVX2 and AVX-512 against scalar, with ==: every rate, few and many rows, short and long inputs,
 // extreme values, odd addresses.
+#include "cpp/exl3/kernels.h"
 #include "exl3_case.h"
 
 #include <gtest/gtest.h>
@@ -146,6 +147,40 @@ TEST_P(Exl3Isa, PreparedRowsAreEqual) {
     }
   }
 }
+
+#if defined(__x86_64__)
+// Who made the processor decides between two tables: both are tested everywhere. The largest sums
+// of one row, of either sign, are among the inputs.
+TEST(Exl3Avx512, BothTablesAgree) {
+  if (!exl3::supported(Isa::kAvx512)) GTEST_SKIP() << "this processor lacks avx512";
+  for (const std::int32_t words : kAllWords) {
+    const Linear l = random_linear(1280, 256, words, static_cast<unsigned>(words), 3);
+    AlignedBytes memory(exl3::prepared_bytes(3, l.w.in));
+    const exl3::Prepared p = exl3::place_prepared(memory.data(), 3, l.w.in);
+    exl3::prepare(l.w, random_rows(3, l.w.in, 16).data(), l.w.in, exl3::kLevels, Isa::kScalar, 0, 3,
+                  p);
+    for (const int sign : {1, -1}) {
+      const std::int32_t row = sign > 0 ? 1 : 2;
+      std::fill_n(p.v + row * l.w.in, l.w.in, static_cast<std::int16_t>(sign * exl3::kLevels));
+      p.sum[row] = std::int64_t{sign} * exl3::kLevels * l.w.in;
+    }
+    for (const exl3::internal::Kernels* table :
+         {&exl3::internal::kAvx512Kernels, &exl3::internal::kAvx512MultishiftKernels}) {
+      for (const std::int32_t rows : {1, 2}) {
+        for (std::int32_t row = 0; row + rows <= 3; ++row) {
+          for (std::int32_t block = 0; block < 2; ++block) {
+            std::vector<std::int64_t> expected(static_cast<std::size_t>(rows) * 128);
+            std::vector<std::int64_t> sums(expected.size(), -1);
+            exl3::internal::kScalarKernels.sums(l.w, p, row, rows, block, expected.data());
+            table->sums(l.w, p, row, rows, block, sums.data());
+            ASSERT_EQ(sums, expected) << "words " << words << " row " << row << " rows " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(All, Exl3Isa, testing::Values(Isa::kAvx2, Isa::kAvx512),
                          [](const auto& p) { return std::string(exl3::to_string(p.param)); });
