@@ -106,6 +106,33 @@ StepExperts operator-(StepExperts a, const StepExperts& b) {
   return a;
 }
 
+// Experts that have a line now: (sets, layers, top_k) of up to `sets` disjoint choices.
+std::vector<std::int32_t> resident_routing(Session& session, std::int32_t sets) {
+  cache::ExpertCache* cache = session.cache();
+  if (cache == nullptr) throw InputError("the experts are resident: there are no lines to choose");
+  const ModelShape& s = session.shape();
+  std::vector<std::vector<std::int32_t>> resident(static_cast<std::size_t>(s.layers));
+  std::size_t least = static_cast<std::size_t>(s.experts);
+  for (std::int32_t l = 0; l < s.layers; ++l) {
+    std::vector<std::int32_t>& mine = resident[static_cast<std::size_t>(l)];
+    for (std::int32_t e = 0; e < s.experts; ++e) {
+      if (cache->line_of(l, e) != nullptr) mine.push_back(e);
+    }
+    least = std::min(least, mine.size());
+  }
+  const auto k = static_cast<std::size_t>(s.top_k);
+  if (least < k || sets < 1) throw InputError("a layer holds fewer experts than a token takes");
+  const std::size_t n = std::min(static_cast<std::size_t>(sets), least / k);
+  std::vector<std::int32_t> ids;
+  for (std::size_t i = 0; i < n; ++i) {
+    for (const std::vector<std::int32_t>& mine : resident) {
+      ids.insert(ids.end(), mine.begin() + static_cast<std::ptrdiff_t>(i * k),
+                 mine.begin() + static_cast<std::ptrdiff_t>((i + 1) * k));
+    }
+  }
+  return ids;
+}
+
 std::uint64_t streamed(const Engine& engine) {
   return engine.stream() == nullptr ? 0 : engine.stream()->stats().bytes;
 }
@@ -130,7 +157,6 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   session.scheduler().prefixes().clear();
   for (std::int32_t l = 0; l < limits.lanes; ++l) engine.reset(l);
   const GraphChoice choice(engine, options.graphs);
-  Routing routing(session, options.routing);
   RunTimes times;
   const std::uint64_t streamed_before = streamed(engine);
   std::int32_t token = -1;
@@ -142,6 +168,9 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   }
   times.streamed_bytes = streamed(engine) - streamed_before;
   times.tokens.push_back(token);
+  std::vector<std::int32_t> resident;
+  if (options.resident_sets > 0) resident = resident_routing(session, options.resident_sets);
+  Routing routing(session, resident.empty() ? options.routing : std::span(resident));
   StepExperts before = expert_counts(session.cache());
   for (std::int32_t i = 0; i < options.new_tokens; ++i) {
     if (options.poll) options.poll();
@@ -174,32 +203,6 @@ void warm_cache(Session& session, std::span<const std::int32_t> steps,
     timed_step(engine, {&token, 1}, false, {}, unused);
   }
   engine.reset(0);
-}
-
-std::vector<std::int32_t> resident_routing(Session& session, std::int32_t sets) {
-  cache::ExpertCache* cache = session.cache();
-  if (cache == nullptr) throw InputError("the experts are resident: there are no lines to choose");
-  const ModelShape& s = session.shape();
-  std::vector<std::vector<std::int32_t>> resident(static_cast<std::size_t>(s.layers));
-  std::size_t least = static_cast<std::size_t>(s.experts);
-  for (std::int32_t l = 0; l < s.layers; ++l) {
-    std::vector<std::int32_t>& mine = resident[static_cast<std::size_t>(l)];
-    for (std::int32_t e = 0; e < s.experts; ++e) {
-      if (cache->line_of(l, e) != nullptr) mine.push_back(e);
-    }
-    least = std::min(least, mine.size());
-  }
-  const auto k = static_cast<std::size_t>(s.top_k);
-  if (least < k || sets < 1) throw InputError("a layer holds fewer experts than a token takes");
-  const std::size_t n = std::min(static_cast<std::size_t>(sets), least / k);
-  std::vector<std::int32_t> ids;
-  for (std::size_t i = 0; i < n; ++i) {
-    for (const std::vector<std::int32_t>& mine : resident) {
-      ids.insert(ids.end(), mine.begin() + static_cast<std::ptrdiff_t>(i * k),
-                 mine.begin() + static_cast<std::ptrdiff_t>((i + 1) * k));
-    }
-  }
-  return ids;
 }
 
 }  // namespace flashnext

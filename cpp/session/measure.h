@@ -22,6 +22,9 @@ struct MeasureOptions {
   // Experts of the decode steps in place of the model's choice, (steps, layers, top_k) of the trunk
   // in turn; empty: its own. Needs SessionOptions::forced_routing and experts in host memory.
   std::span<const std::int32_t> routing;
+  // The same of experts that have a line when the prompt has run, in up to so many disjoint choices
+  // in turn: steps that miss nothing. 0: off.
+  std::int32_t resident_sets = 0;
 };
 
 // What a step did with its experts, over all layers.
@@ -49,9 +52,5 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
 // it would be in a long run. Lane 0 is empty before and after.
 void warm_cache(Session& session, std::span<const std::int32_t> routing,
                 const std::function<void()>& poll = {});
-
-// Routing that misses nothing: experts that have a line now, (sets, layers, top_k) of up to `sets`
-// disjoint choices. InputError when experts are resident or a layer holds too few.
-std::vector<std::int32_t> resident_routing(Session& session, std::int32_t sets);
 
 }  // namespace flashnext

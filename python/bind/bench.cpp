@@ -86,7 +86,7 @@ py::dict experts_dict(const std::vector<StepExperts>& steps) {
 // Times of one run, and with `repeats` > 0 the profile of its last step.
 py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int32_t new_tokens,
                  std::int32_t chunk, bool graphs, int repeats, const std::optional<Ids>& feed,
-                 const std::optional<Ids>& routing) {
+                 const std::optional<Ids>& routing, std::int32_t resident_sets) {
   MeasureOptions o;
   o.new_tokens = new_tokens;
   o.chunk = chunk;
@@ -94,6 +94,7 @@ py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int
   o.poll = poll_signals;
   o.feed = span_of(feed);
   o.routing = span_of(routing);
+  o.resident_sets = resident_sets;
   StepProfile profile;
   const RunTimes times = s.run([&](Session& session) {
     RunTimes t = measure_run(session, prompt, o, repeats > 0);
@@ -125,17 +126,6 @@ Ids routing_of(const cache::Trace& trace) {
     }
   }
   Ids out({steps, static_cast<py::ssize_t>(h.layers), static_cast<py::ssize_t>(h.top_k)});
-  std::copy(ids.begin(), ids.end(), out.mutable_data());
-  return out;
-}
-
-Ids resident(PySession& s, std::int32_t sets) {
-  const std::vector<std::int32_t> ids =
-      s.run([&](Session& session) { return resident_routing(session, sets); });
-  const ModelShape& shape = s.session().shape();
-  const auto step = static_cast<py::ssize_t>(shape.layers) * shape.top_k;
-  Ids out({static_cast<py::ssize_t>(ids.size()) / step, static_cast<py::ssize_t>(shape.layers),
-           static_cast<py::ssize_t>(shape.top_k)});
   std::copy(ids.begin(), ids.end(), out.mutable_data());
   return out;
 }
@@ -235,9 +225,9 @@ void bind_bench(py::module_& m) {
       py::arg("like"), py::arg("layers") = 0);
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
         py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
-        py::arg("profile") = 0, py::arg("feed") = py::none(), py::arg("routing") = py::none());
+        py::arg("profile") = 0, py::arg("feed") = py::none(), py::arg("routing") = py::none(),
+        py::arg("resident_sets") = 0);
   m.def("routing_of", &routing_of, py::arg("trace"));
-  m.def("resident_routing", &resident, py::arg("session"), py::arg("sets") = 1);
   m.def(
       "warm_cache",
       [](PySession& s, const Ids& routing) {

@@ -68,6 +68,10 @@ class Bounds:
             "stages": stages,
         }
 
+    def seconds(self, family: dict[str, Any], rows: int) -> float:
+        """Bound of one family of ops whose weights lie in memory."""
+        return self._seconds(family, rows, cached=False)
+
     def _seconds(self, family: dict[str, Any], rows: int, cached: bool) -> float:
         weights, other = family["weight_bytes"], family["other_bytes"]
         rates = self.rates

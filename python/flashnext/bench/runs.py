@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flashnext import _core, provenance, receipts
+from flashnext.bench import experts
 from flashnext.bench.bounds import Bounds
 from flashnext.bench.setup import WARMUP_TOKENS, Progress, Setup, drop_page_cache
 from flashnext.errors import Error, InputError
@@ -61,9 +64,18 @@ def _one_context(
 ) -> Receipt:
     prompt = setup.prompt(session, length)
     steps = WARMUP_TOKENS + setup.tokens if bench == "decode" else 1
-    cold = _core.measure(session, prompt, new_tokens=steps)
-    warm = [_core.measure(session, prompt, new_tokens=steps) for _ in range(setup.repeats)]
-    eager = _core.measure(session, prompt, new_tokens=min(steps, 8), graphs=False)
+    offload = experts.offloaded(session)
+    routing = experts.replayed(setup, session, steps)
+    given: dict[str, Any] = {"routing": None if routing is None else routing.timed}
+    if setup.random_ids:
+        given["feed"] = np.array(setup.prompt(session, length + steps)[length:], np.int32)
+    cold = _core.measure(session, prompt, new_tokens=steps, **given)
+    warm = []
+    for _ in range(setup.repeats):
+        if routing is not None:
+            _core.warm_cache(session, routing.warm)
+        warm.append(_core.measure(session, prompt, new_tokens=steps, **given))
+    eager = _core.measure(session, prompt, new_tokens=min(steps, 8), graphs=False, **given)
     receipt = _start(bench, setup, session, bounds)
     receipt["workload"] = {
         "prompt_tokens": length,
@@ -71,6 +83,8 @@ def _one_context(
         "batch": 1,
         "seed": setup.seed,
         "prompt_hash": receipts.token_hash(prompt),
+        "decoded": "random ids" if setup.random_ids else "each drawn token",
+        "experts": {"routing": "the model's own"} if routing is None else routing.facts,
     }
     receipt["protocol"] = {
         "warmup_runs": 1,
@@ -90,8 +104,19 @@ def _one_context(
     if bench == "decode":
         samples["step_cold_ns"] = cold["decode_ns"]
         samples["step_ns"] = [ns for r in warm for ns in r["decode_ns"][WARMUP_TOKENS:]]
+        if offload:
+            samples |= experts.samples(warm, WARMUP_TOKENS)
+            if setup.trace is not None:
+                session.stop_recording()  # what follows is no run of the model's own
+            resident = {**given, "routing": None, "resident_sets": experts.RESIDENT_SETS}
+            hits = _core.measure(session, prompt, new_tokens=steps, **resident)
+            samples["all_hit_ns"] = hits["decode_ns"][WARMUP_TOKENS:]
     receipt["samples"] = samples
     receipt["check"] = _check(cold, warm, eager)
+    if setup.memory_limit and session.device != "host":
+        # The host device's limit leaves out the experts in host memory.
+        fits = receipt["effective"]["device_bytes"] <= setup.memory_limit
+        receipt["check"] |= {"within_budget": fits, "pass": receipt["check"]["pass"] and fits}
     first = receipts.summarise(samples["first_token_ns"])["median"]
     counters = receipt["counters"]
     counters["prefill_tokens_per_second"] = length / first * 1e9
@@ -99,8 +124,13 @@ def _one_context(
     if bench == "decode":
         mean = receipts.summarise(samples["step_ns"])["mean"]
         counters["decode_tokens_per_second"] = 1e9 / mean
+    if offload:
+        counters["streamed_bytes"] = warm[-1]["streamed_bytes"]
+        if bench == "decode":
+            counters["experts"] = experts.counts(warm, WARMUP_TOKENS)
+            counters["experts_all_hit"] = experts.counts([hits], WARMUP_TOKENS)
     if setup.profile:
-        receipt["limit"] = _limit(bench, setup, session, bounds, prompt, samples)
+        receipt["limit"] = _limit(bench, setup, session, bounds, prompt, receipt)
     counters["stats"] = session.stats()
     return receipt
 
@@ -111,14 +141,22 @@ def _limit(
     session: _core.Session,
     bounds: Bounds,
     prompt: list[int],
-    samples: dict[str, list[int]],
+    receipt: Receipt,
 ) -> dict[str, Any]:
-    layers = session.shape["layers"]
+    layers, samples, counters = session.shape["layers"], receipt["samples"], receipt["counters"]
+    cache = session.stats().get("cache")
     if bench == "decode":
-        profiled = _core.measure(session, prompt, new_tokens=2, profile=setup.profile)
+        # With experts in host memory: of a step that misses nothing, which leaves the cache alone.
+        profiled = _core.measure(
+            session, prompt, new_tokens=2, profile=setup.profile, resident_sets=1 if cache else 0
+        )
         limit = bounds.limit(profiled["profile"], layers)
         reached = receipts.summarise(samples["step_ns"])["median"] * 1e-9
         limit["bytes_a_token"] = limit["bytes"]
+        if cache:
+            means = [receipts.summarise(samples[n])["mean"] for n in ("step_ns", "all_hit_ns")]
+            times = {"step": means[0] * 1e-9, "all_hit": means[1] * 1e-9}
+            experts.decode_limit(setup, bounds, limit, cache, counters["experts"], times)
     else:
         # The last full chunk stands for all: later ones attend to more, but within the budget.
         chunk = min(setup.chunk, len(prompt))
@@ -128,6 +166,8 @@ def _limit(
         limit["chunks"] = len(prompt) / chunk
         limit["bound_seconds"] *= limit["chunks"]
         limit["bytes_a_token"] = limit["bytes"] / chunk
+        if cache:
+            experts.prefill_limit(setup, bounds, limit, session, counters["streamed_bytes"])
         reached = receipts.summarise(samples["first_token_ns"])["median"] * 1e-9
     limit["reached_seconds"] = reached
     limit["fraction"] = limit["bound_seconds"] / reached
@@ -250,6 +290,7 @@ def _start(bench: str, setup: Setup, session: _core.Session, bounds: Bounds) -> 
             "memory": stats["memory"],
             "threads": bounds.rates.get("threads", 0),
             "notes": session.notes,
+            **experts.effective(setup, stats),
         },
         "samples": {},
         "counters": {},

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flashnext import _core, evidence
+from flashnext import _core, checks, evidence, options
 from flashnext.errors import InputError
 
 Progress = Callable[[str, int, int], None]
@@ -44,6 +44,20 @@ class Setup:
     pool_bytes: int = 256 << 20
     profile: int = 3  # measurements an op family; 0: no stage times
     capabilities: tuple[str, ...] = ()
+    # Experts in host memory; see the command line.
+    experts: str = "auto"
+    vram: float | None = None  # GB of 2**30 bytes, in place of memory_budget
+    ram: float | None = None
+    lines: int | None = None
+    cpu_misses: str = "auto"
+    cpu_threads: int = 0
+    policy: str | None = None
+    profile_file: str | None = None
+    link: float = 0.0  # GB/s (10**9 bytes) of a slower link that is played; 0: off
+    trace: str | None = None
+    hit_rate: float | None = None
+    zipf: float = 0.6
+    random_ids: bool = False
     command: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -55,10 +69,33 @@ class Setup:
                 raise InputError(f"{name} = {getattr(self, name)}: must be at least {least}")
         if self.memory_budget < 0 or self.pool_bytes < 1 << 20:
             raise InputError("memory_budget must not be negative, pool_bytes at least 1 MiB")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        options.limit_bytes(self.vram, self.memory_budget)
+        options.memory_bytes("ram", self.ram)
+        options.misses_word(self.cpu_misses)
+        if checks.real("link", self.link, "GB a second, 0 for off") < 0:
+            raise InputError(f"link is {self.link}, expected GB a second, 0 for off")
+        if self.hit_rate is not None:
+            rate = checks.real("hit_rate", self.hit_rate, "a share above 0 and below 1")
+            if not 0 < rate < 1:
+                raise InputError(f"hit_rate is {rate}, expected a share above 0 and below 1")
+        if self.trace is not None and len(self.context) > 1:
+            raise InputError("trace is the file of one run: give one context")
 
     def requested(self) -> dict[str, Any]:
         """For the receipt."""
-        return {key: value for key, value in asdict(self).items() if key != "command"}
+        asked = {key: value for key, value in asdict(self).items() if key != "command"}
+        for name in ("trace", "profile_file"):
+            if asked[name] is not None:
+                asked[name] = Path(asked[name]).name
+        return asked
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes that may be allocated on the device; 0: all that is there."""
+        return options.limit_bytes(self.vram, self.memory_budget)
 
     @property
     def window(self) -> int:
@@ -89,7 +126,7 @@ class Setup:
 
     def open(self, progress: Progress | None = None) -> tuple[_core.Session, int]:
         """A session for the longest run, and the nanoseconds that opening it took."""
-        options: dict[str, Any] = {
+        given: dict[str, Any] = {
             "device": self.device,
             "window": self.window,
             "threads": self.threads,
@@ -97,8 +134,23 @@ class Setup:
             "isa": self.isa,
             "chunk": self.chunk,
             "prefix_snapshots": 0,
-            "memory_limit": self.memory_budget,
+            "memory_limit": self.memory_limit,
             "capabilities": [*self.capabilities, *evidence.accepted_capabilities()],
+            "link_limit": self.link * 1e9,
+            "forced_routing": True,
+            **options.expert_options(
+                Path(self.model or ""),
+                experts=self.experts,
+                ram_gb=self.ram,
+                cache_lines=self.lines,
+                cpu_misses=self.cpu_misses,
+                cpu_threads=self.cpu_threads,
+                policy=self.policy,
+                profile=False if self.profile_file is None else self.profile_file,
+                plan_every=16,
+                lockstep=False,
+                trace=self.trace,
+            ),
         }
         start = time.perf_counter_ns()
         if self.model is None:
@@ -108,10 +160,10 @@ class Setup:
                 synthetic_seed=self.seed,
                 pool_bytes=self.pool_bytes,
                 progress=progress,
-                **options,
+                **given,
             )
         else:
-            session = _core.Session(self.model, progress=progress, **options)
+            session = _core.Session(self.model, progress=progress, **given)
         return session, time.perf_counter_ns() - start
 
     def prompt(self, session: _core.Session, length: int) -> list[int]:

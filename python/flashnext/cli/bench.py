@@ -10,7 +10,7 @@ from typing import Any
 
 from flashnext import bench, receipts
 from flashnext.bench.runs import skipped
-from flashnext.cli import common
+from flashnext.cli import common, offload
 from flashnext.errors import Error, InputError
 from flashnext.receipts import Receipt
 
@@ -80,6 +80,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--memory-budget", type=int, default=0, metavar="BYTES", help="stand for a smaller card"
     )
+    offload.add_options(parser)
+    _add_expert_options(parser)
     parser.add_argument(
         "--profile",
         type=int,
@@ -98,6 +100,37 @@ def add(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print receipts, one a line")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     parser.set_defaults(run=run)
+
+
+def _add_expert_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("experts in host memory, for benches")
+    group.add_argument(
+        "--link",
+        type=float,
+        default=0.0,
+        metavar="GB/S",
+        help="play a slower link to the card, by 10**9 bytes a second (default: off)",
+    )
+    group.add_argument(
+        "--hit-rate",
+        type=float,
+        metavar="SHARE",
+        help="decode with routing replayed from a synthetic trace, made so that the policy "
+        "recency finds this share of the experts on the card",
+    )
+    group.add_argument(
+        "--zipf",
+        type=float,
+        default=0.6,
+        metavar="X",
+        help="skew of that trace: exponent of the popularity of experts (default: 0.6)",
+    )
+    group.add_argument(
+        "--random-ids",
+        action="store_true",
+        help="decode random ids, instead of feeding each drawn token back",
+    )
+    group.add_argument("--trace", metavar="FILE", help="record the routing of all steps")
 
 
 def _contexts(text: str) -> tuple[int, ...]:
@@ -126,6 +159,19 @@ def run(options: argparse.Namespace) -> None:
         memory_budget=options.memory_budget,
         profile=options.profile,
         capabilities=tuple(options.unproven),
+        experts=options.experts,
+        vram=options.vram,
+        ram=options.ram,
+        lines=options.lines,
+        cpu_misses=options.cpu_misses,
+        cpu_threads=options.cpu_threads,
+        policy=options.policy,
+        profile_file=options.expert_profile,
+        link=options.link,
+        trace=options.trace,
+        hit_rate=options.hit_rate,
+        zipf=options.zipf,
+        random_ids=options.random_ids,
         command=("flashnext", *sys.argv[1:]),
     )
     bar = common.new_bar(options)
@@ -175,6 +221,7 @@ def describe(receipt: Receipt) -> list[str]:
                 f"  decode: {counters['decode_tokens_per_second']:.1f} tokens/s; a token takes "
                 f"{step['mean']:.3f} ms (median {step['median']:.3f}, p99 {step['p99']:.3f})"
             )
+    lines += _experts(receipt)
     if "fraction" in limit:
         lines.append(
             f"  the machine's bound is {limit['bound_seconds'] * 1e3:.3f} ms: "
@@ -183,6 +230,28 @@ def describe(receipt: Receipt) -> list[str]:
     lines += _stages(limit)
     verdict = "passed" if receipt["check"]["pass"] else "FAILED"
     lines.append(f"  check of the tokens: {verdict}")
+    return lines
+
+
+def _experts(receipt: Receipt) -> list[str]:
+    """What the experts in host memory did."""
+    done, effective = receipt["counters"].get("experts"), receipt["effective"]
+    if done is None:
+        return []
+    steps = max(1, done["steps"])
+    hit = receipt["summary"]["all_hit_ns"]["median"] / 1e6
+    lines = [
+        f"  experts: {effective['lines']} of {effective['experts_a_layer']} a layer have lines; "
+        f"{100 * done['hit_rate']:.1f} % hits, a token fetches "
+        f"{common.size_text(done['fetched_bytes'] / steps)}, the processor computes "
+        f"{common.size_text(done['cpu_bytes'] / steps)}; with hits alone it takes {hit:.3f} ms"
+    ]
+    routing = receipt["workload"]["experts"]
+    if "hash" in routing:
+        lines.append(
+            f"  routing {routing['routing']}, skew {routing['zipf']:g}, recency "
+            f"{routing['recency']:.3f}, {routing['hash']}"
+        )
     return lines
 
 

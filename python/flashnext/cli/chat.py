@@ -7,14 +7,14 @@ import contextlib
 import sys
 from typing import Any
 
-from flashnext.cli import common
+from flashnext.cli import common, offload
 from flashnext.cli.generate import timing_line
 from flashnext.errors import InputError
 from flashnext.session import Session
 
 _HELP = """\
 /reset   forget the conversation
-/stats   timings of the last answer
+/stats   timings of the last answer, and what the cache of experts did since the start
 /help    this list
 /quit    leave (so does Ctrl-D)
 Ctrl-C stops an answer; what was said so far stays in the conversation."""
@@ -29,6 +29,10 @@ def add(commands: Any) -> None:
     )
     common.add_sampling_options(parser)
     common.add_model_options(parser)
+    offload.add_options(parser)
+    parser.add_argument(
+        "--stats", action="store_true", help="print the timings of every answer on stderr"
+    )
     parser.set_defaults(run=run)
 
 
@@ -37,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     common.sampling_arguments(options)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history of input())
-    with common.open_session(options) as session:
+    with common.open_session(options, **offload.arguments(options)) as session:
         Conversation(session, options).loop()
 
 
@@ -83,7 +87,8 @@ class Conversation:
             self._reset()
             print("(the conversation starts anew)")
         elif line == "/stats":
-            print(self._last)
+            print(self._last, flush=True)
+            offload.print_stats(self._session.stats())
         elif line == "/help":
             print(_HELP)
         else:
@@ -118,3 +123,5 @@ class Conversation:
         result = stream.result
         self._messages.append({"role": "assistant", "content": result.text})
         self._last = timing_line(result)
+        if self._options.stats:
+            print(self._last, file=sys.stderr)

@@ -26,6 +26,7 @@ from flashnext.session import Session
 
 # Stages whose progress is in bytes.
 _BYTE_STAGES = frozenset({"embedding", "experts", "lines", "weights", "write"})
+_TOLD = ("device", "experts", "policy", "profile")  # notes that begin so are told at once
 _LONG_PREFILL = 512  # tokens; shorter prompts are read before a bar could be
 
 
@@ -196,8 +197,8 @@ def new_bar(options: argparse.Namespace) -> Bar:
 
 
 @contextmanager
-def open_session(options: argparse.Namespace) -> Iterator[Session]:
-    """Opens the model that the options name, with a progress bar."""
+def open_session(options: argparse.Namespace, **more: Any) -> Iterator[Session]:
+    """Opens the model that the options name, with a progress bar; ``more`` goes to Session."""
     bar = new_bar(options)
     try:
         session = Session(
@@ -207,6 +208,7 @@ def open_session(options: argparse.Namespace) -> Iterator[Session]:
             threads=options.threads,
             levels=options.levels,
             progress=bar.update,
+            **more,
         )
     finally:
         bar.close()
@@ -214,7 +216,7 @@ def open_session(options: argparse.Namespace) -> Iterator[Session]:
         if not options.quiet:
             # What is odd about the checkpoint is told by `flashnext inspect`.
             for note in session.notes:
-                if note.startswith("device"):
+                if note.startswith(_TOLD):
                     print(f"note: {note}", file=sys.stderr)
         yield session
 

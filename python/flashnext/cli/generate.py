@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from flashnext.cli import common
+from flashnext.cli import common, offload
 from flashnext.errors import InputError
 from flashnext.generation import Generation
 from flashnext.session import Session
@@ -35,9 +35,14 @@ def add(commands: Any) -> None:
         action="store_true",
         help="print one JSON object with text, tokens, finish_reason and timings, no streaming",
     )
-    parser.add_argument("--stats", action="store_true", help="print the timings on stderr")
+    parser.add_argument(
+        "--stats",
+        action="store_true",
+        help="print the timings on stderr, and what the cache of experts did",
+    )
     common.add_sampling_options(parser)
     common.add_model_options(parser)
+    offload.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     arguments = common.sampling_arguments(options)
     if options.raw:
         arguments["chat"] = False
-    with common.open_session(options) as session:
+    with common.open_session(options, **offload.arguments(options)) as session:
         if options.system is not None:
             arguments["messages"] = [
                 {"role": "system", "content": options.system},
@@ -66,8 +71,9 @@ def run(options: argparse.Namespace) -> None:
                 result = _stream(session, bar, arguments)
         finally:
             bar.close()
-    if options.stats:
-        print(timing_line(result), file=sys.stderr)
+        if options.stats:
+            print(timing_line(result), file=sys.stderr)
+            offload.print_stats(session.stats())
 
 
 def _stream(session: Session, bar: common.Bar, arguments: dict[str, Any]) -> Generation:
