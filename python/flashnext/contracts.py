@@ -62,7 +62,7 @@ FAMILIES = (
     Family(
         "choice",
         ("index_select", "route", "sample"),
-        "fp32 scores and logits",
+        "fp32 scores and logits; of the router fp32 rows and fp16 weights, as fp16 products",
         "fp32; exact choice, ties to the lowest index: the host's answer",
     ),
     Family(
