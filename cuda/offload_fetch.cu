@@ -12,7 +12,12 @@ constexpr int kMaxFetches = 128;
 // A few blocks keep the link full and leave room for the kernels of a parallel branch.
 constexpr int kBlocks = 80;
 constexpr int kThreads = 256;
-constexpr int kFlight = 8;  // loads that a thread has under way
+#ifndef FN_FETCH_FLIGHT
+#define FN_FETCH_FLIGHT 2
+#endif
+// Loads that a thread has under way. More would only wait in line, and whatever else goes over the
+// link, or asks the same memory, with them.
+constexpr int kFlight = FN_FETCH_FLIGHT;
 
 // Read once: not kept in L1.
 __device__ __forceinline__ uint4 load_once(const void* from) {

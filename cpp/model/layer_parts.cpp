@@ -196,16 +196,9 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
   resolve.slots = s_.top_k;
   b_.add(Lane::kMain, resolve);
 
-  FetchArgs fetch{};
-  fetch.fetches = t.fetches;
-  fetch.count = t.num_fetches;
-  fetch.bank = c.bank;
-  fetch.counters = c.counters;
-  fetch.line_bytes = c.layout.bytes;
-  fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
-  fetch.max_fetches = pairs;
+  // The processor is asked before the link is full: a small write would wait behind all the reads
+  // that a fetch has under way.
   b_.program().fork(Lane::kSide);
-  b_.add(Lane::kSide, fetch);
   if (options.cpu) {
     CpuPostArgs post{};
     post.rows = rows();
@@ -218,9 +211,17 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     post.layer = static_cast<std::int32_t>(layer);
     post.slots = s_.top_k;
     post.dim = s_.hidden;
-    b_.program().fork(Lane::kMail);
-    b_.add(Lane::kMail, post);
+    b_.add(Lane::kSide, post);
   }
+  FetchArgs fetch{};
+  fetch.fetches = t.fetches;
+  fetch.count = t.num_fetches;
+  fetch.bank = c.bank;
+  fetch.counters = c.counters;
+  fetch.line_bytes = c.layout.bytes;
+  fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
+  fetch.max_fetches = pairs;
+  b_.add(Lane::kSide, fetch);
 
   e.experts = c.experts;
   e.group = c.group;
@@ -240,7 +241,6 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     join.deadline_ns = options.cpu_deadline_ns;
     join.layer = static_cast<std::int32_t>(layer);
     join.dim = s_.hidden;
-    b_.program().join(Lane::kMail);
     b_.add(Lane::kMain, join);
   }
 }

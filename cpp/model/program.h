@@ -20,17 +20,17 @@
 
 namespace flashnext {
 
-// The streams of a program: the main one, one beside it within a layer, one for the n-gram table,
-// and one for what the processor is asked to compute.
-enum class Lane : std::uint8_t { kMain, kSide, kTable, kMail };
-inline constexpr std::size_t kNumLanes = 4;
+// The streams of a program: the main one, one beside it within a layer, and one for the n-gram
+// table.
+enum class Lane : std::uint8_t { kMain, kSide, kTable };
+inline constexpr std::size_t kNumLanes = 3;
 
 // The streams and events that programs run on. One set serves all programs of an engine.
 struct ProgramStreams {
   explicit ProgramStreams(Device& device)
-      : streams{Stream(device), Stream(device), Stream(device), Stream(device)},
-        forked{Event(device), Event(device), Event(device), Event(device)},
-        joined{Event(device), Event(device), Event(device), Event(device)} {}
+      : streams{Stream(device), Stream(device), Stream(device)},
+        forked{Event(device), Event(device), Event(device)},
+        joined{Event(device), Event(device), Event(device)} {}
   StreamId stream(Lane lane) const { return streams[static_cast<std::size_t>(lane)].id(); }
   StreamId main() const { return stream(Lane::kMain); }
 

@@ -51,7 +51,7 @@ struct SessionOptions {
   bool keep_profile = true;  // false: the profile is only read
   std::string trace;         // file that routing is recorded to from open on; empty: none
   double link_limit = 0;     // bytes a second of a slower link that is played (benches); 0: off
-  std::int32_t ring_lines = 128;    // staging lines at least, through which prompts stream
+  std::int32_t ring_lines = 192;    // staging lines at least, through which prompts stream
   std::int32_t plan_every = 16;     // steps between two plans of the policy
   bool lockstep = false;            // promotions land before the next step: as a replay counts
   bool forced_routing = false;      // Engine::force_routing() may be used (benches)
