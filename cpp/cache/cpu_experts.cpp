@@ -15,6 +15,10 @@ namespace flashnext::cache {
 namespace {
 
 constexpr int kNoCore = -1;
+// Turns of waiting for a posting before the core is offered to others, which on a busy machine keep
+// it for milliseconds: longer than the layers of a step are apart, unless others of us need it.
+constexpr int kPatient = 20'000;
+constexpr int kBrief = 500;
 
 std::int64_t now_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -50,6 +54,7 @@ CpuExperts::CpuExperts(const MailView& mail, std::vector<LayerExperts> layers,
     : head_(*mail.head),
       posting_(mail, std::move(layers), shape, options.isa, thread_count(options)),
       linger_ns_(options.linger_ns),
+      awake_turns_(thread_count(options) < available_cores() ? kPatient : kBrief),
       opened_(std::atomic_ref(head_.done).load(std::memory_order_acquire)) {
   const int count = thread_count(options);
   threads_.reserve(static_cast<std::size_t>(count));
@@ -111,7 +116,7 @@ void CpuExperts::run(int core) noexcept {
       disarmed_at = 0;
       continue;
     }
-    wait_turn(turn);
+    wait_turn(turn, awake_turns_);
     if (armed_.load(std::memory_order_acquire) != 0) {
       disarmed_at = 0;
     } else if (disarmed_at == 0) {

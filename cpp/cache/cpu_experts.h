@@ -72,6 +72,7 @@ class CpuExperts {
   MailboxHead& head_;
   CpuPosting posting_;
   const std::int64_t linger_ns_;
+  const int awake_turns_;
 
   alignas(64) std::atomic<std::uint64_t> ticket_{0};
   alignas(64) std::atomic<std::uint32_t> remaining_{0};

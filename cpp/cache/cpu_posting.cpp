@@ -17,14 +17,13 @@ constexpr std::int32_t kBlock = 128;
 // Fewer units a thread than this leave threads without work at the end of a phase.
 constexpr std::int32_t kUnitsAThread = 4;
 constexpr std::int32_t kDividedRows = 8;  // more rows a segment: enough work in a block
-constexpr int kAwakeTurns = 2000;
 
 std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-void wait_turn(int turn) noexcept {
-  if (turn >= kAwakeTurns) return std::this_thread::yield();
+void wait_turn(int turn, int awake_turns) noexcept {
+  if (turn >= awake_turns) return std::this_thread::yield();
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif

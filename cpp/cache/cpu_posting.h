@@ -105,8 +105,8 @@ class CpuPosting {
   std::int64_t bytes_ = 0;
 };
 
-// One turn of a wait that is short when nothing goes wrong: awake at first, then with the core
-// given up each time, so that fewer cores than threads still move.
-void wait_turn(int turn) noexcept;
+// One turn of a wait: the first turns keep the core, later ones offer it to others, so that fewer
+// cores than threads still move.
+void wait_turn(int turn, int awake_turns = 2000) noexcept;
 
 }  // namespace flashnext::cache
