@@ -89,6 +89,19 @@ __device__ __forceinline__ std::uint32_t pack(std::uint16_t a, std::uint16_t b) 
   return static_cast<std::uint32_t>(a) | (static_cast<std::uint32_t>(b) << 16);
 }
 
+// Four consecutive activations, to 8 bytes of each plane.
+__device__ __forceinline__ void split4(const float4& v, std::uint16_t* hi_to,
+                                       std::uint16_t* lo_to) {
+  std::uint16_t hi[4];
+  std::uint16_t lo[4];
+  split(v.x, hi[0], lo[0]);
+  split(v.y, hi[1], lo[1]);
+  split(v.z, hi[2], lo[2]);
+  split(v.w, hi[3], lo[3]);
+  *reinterpret_cast<uint2*>(hi_to) = {pack(hi[0], hi[1]), pack(hi[2], hi[3])};
+  *reinterpret_cast<uint2*>(lo_to) = {pack(lo[0], lo[1]), pack(lo[2], lo[3])};
+}
+
 // Eight consecutive activations as two times four registers of fp16 pairs.
 __device__ __forceinline__ void split8(const float4& a, const float4& b, uint4& hi, uint4& lo) {
   std::uint16_t h[8];

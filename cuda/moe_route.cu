@@ -50,16 +50,25 @@ __global__ void __launch_bounds__(32) route_kernel(const RouteArgs args, const f
   finish_row<kPerLane>(args, row, lane, shared);
 }
 
-// A thread four channels.
+constexpr int kSlotsAhead = 10;  // slots whose rows are under way at a time
+
+// A thread four channels. Of few rows, loads do not wait for the number of rows: those beyond it
+// lie in buffers made for more, and only what is written is limited.
+template <bool kFew>
 __global__ void __launch_bounds__(128) combine_kernel(const CombineArgs args) {
   pdl_trigger();
   pdl_wait();
   const int row = static_cast<int>(blockIdx.y);
   const int c = 4 * static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row >= rows_now(args.rows) || c >= args.dim) return;
+  if (c >= args.dim) return;
+  const int count = *args.rows.count;
+  if constexpr (!kFew) {
+    if (row >= args.rows.scale * count) return;
+  }
   const std::size_t dim = static_cast<std::size_t>(args.dim);
   const std::size_t slot0 = static_cast<std::size_t>(row) * static_cast<std::size_t>(args.slots);
   const std::size_t at = static_cast<std::size_t>(row) * dim + static_cast<std::size_t>(c);
+  const float gate = args.shared_gate[row];
   const float4 shared = *reinterpret_cast<const float4*>(args.shared_y + at);
   float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
   const auto add = [&](float w, const float4& v) {
@@ -68,14 +77,25 @@ __global__ void __launch_bounds__(128) combine_kernel(const CombineArgs args) {
     y.z = math::fma(w, v.z, y.z);
     y.w = math::fma(w, v.w, y.w);
   };
-#pragma unroll 10
-  for (int s = 0; s < args.slots; ++s) {
-    add(args.weights[slot0 + static_cast<std::size_t>(s)],
-        *reinterpret_cast<const float4*>(args.slot_y + (slot0 + static_cast<std::size_t>(s)) * dim +
-                                         static_cast<std::size_t>(c)));
+#pragma unroll 1
+  for (int first = 0; first < args.slots; first += kSlotsAhead) {
+    float w[kSlotsAhead];
+    float4 v[kSlotsAhead];
+#pragma unroll
+    for (int i = 0; i < kSlotsAhead; ++i) {
+      if (first + i >= args.slots) break;
+      const std::size_t slot = slot0 + static_cast<std::size_t>(first + i);
+      w[i] = args.weights[slot];
+      v[i] =
+          *reinterpret_cast<const float4*>(args.slot_y + slot * dim + static_cast<std::size_t>(c));
+    }
+#pragma unroll
+    for (int i = 0; i < kSlotsAhead; ++i) {
+      if (first + i < args.slots) add(w[i], v[i]);
+    }
   }
-  add(math::sigmoid(args.shared_gate[row]), shared);
-  *reinterpret_cast<float4*>(args.y + at) = y;
+  add(math::sigmoid(gate), shared);
+  if (row < args.rows.scale * count) *reinterpret_cast<float4*>(args.y + at) = y;
 }
 
 struct RouteSpace {
@@ -132,7 +152,8 @@ void combine(cudaStream_t stream, const CombineArgs& args) {
   if (args.rows.max <= 0) return;
   const dim3 grid(static_cast<unsigned>(ceil_div(args.dim, 512)),
                   static_cast<unsigned>(args.rows.max));
-  launch_pdl(stream, combine_kernel, grid, dim3(128), 0, args);
+  const auto kernel = args.rows.max <= kFewRows ? combine_kernel<true> : combine_kernel<false>;
+  launch_pdl(stream, kernel, grid, dim3(128), 0, args);
 }
 
 }  // namespace flashnext::cuda

@@ -1,14 +1,17 @@
 // route for few rows, in one kernel: blocks form a slice of the logits each, by the arithmetic of
 // half_product.cuh; the last of them to arrive at the ticket chooses for all rows.
 //
-// Ordering: the logits of a block are written before its barrier, the barrier before the arrival of
-// its first thread, which releases; the arrival of the last block acquires, and its barrier hands
-// that on to its other threads. The ticket counts up to the number of blocks and falls back to
-// zero by itself, so that the next launch, which waits for this one to complete, finds it so.
+// Ordering: the logits of a block are written by its first warp before that warp's barrier, the
+// barrier before the arrival of its first thread, which releases; the arrival of the last block
+// acquires, and its barrier hands that on to its other threads. The ticket counts up to the number
+// of blocks and falls back to zero by itself, so that the next launch, which waits for this one to
+// complete, finds it so.
 #include "cpp/base/errors.h"
 #include "cuda/half_product.cuh"
 #include "cuda/kernels.h"
 #include "cuda/moe_route.cuh"
+
+#include <type_traits>
 
 namespace flashnext::cuda {
 
@@ -17,6 +20,10 @@ namespace {
 constexpr int kBlockRows = 8;  // weight rows a block: half of an MMA's, so that more blocks load
 constexpr int kBlockWarps = 16;
 constexpr int kLaneExperts = kFewExperts / 32;
+// Of so few rows only some lanes need fragments: all lanes split a warp's activations and hand them
+// on through shared memory, which takes one round of loads and a fraction of the instructions.
+constexpr int kStagedRows = 4;
+constexpr int most_rows(int row_warps) { return kBlockWarps / row_warps; }
 
 template <int kRowWarps>
 struct RowShared {
@@ -24,14 +31,53 @@ struct RowShared {
   float tops[kRowWarps];
 };
 
+// A warp's chunk of every row.
+template <int kRows>
+struct ChunkPlanes {
+  alignas(16) std::uint16_t hi[kRows][kChunkK];
+  alignas(16) std::uint16_t lo[kRows][kChunkK];
+};
+
 template <int kRowWarps>
 struct RouteShared {
+  static constexpr int kRows = most_rows(kRowWarps);
+  struct None {};
+  using Planes = std::conditional_t<(kRows <= kStagedRows), ChunkPlanes<kRows>, None>;
+  union Warp {
+    Planes planes;
+    float parts[kBlockRows][kDecodeRows];  // in the place of the warp's own planes
+  };
   union {
-    float parts[kBlockWarps][kBlockRows][kDecodeRows];
+    Warp warps[kBlockWarps];
     RowShared<kRowWarps> rows[kBlockWarps / kRowWarps];
   };
   bool last;
 };
+
+// The chunk at k0 of x (rows, in) as planes; zeros past the end. Ends with __syncwarp().
+template <int kRows>
+__device__ __forceinline__ void stage_chunk(const float* x, int rows, int in, int k0, int lane,
+                                            ChunkPlanes<kRows>& planes) {
+  static_assert(kChunkK == 5 * 32, "five values a lane: four and one");
+  float4 four[kRows];
+  float one[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    const float* from = x + static_cast<std::size_t>(row) * static_cast<std::size_t>(in) + k0;
+    four[row] = {0.0f, 0.0f, 0.0f, 0.0f};
+    one[row] = 0.0f;
+    if (row < rows && k0 + 4 * lane < in) {
+      four[row] = *reinterpret_cast<const float4*>(from + 4 * lane);
+    }
+    if (row < rows && k0 + 128 + lane < in) one[row] = from[128 + lane];
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    split4(four[row], &planes.hi[row][4 * lane], &planes.lo[row][4 * lane]);
+    split(one[row], planes.hi[row][128 + lane], planes.lo[row][128 + lane]);
+  }
+  __syncwarp();
+}
 
 // True for the last of `blocks` arrivals.
 __device__ __forceinline__ bool arrive_last(std::int32_t* ticket, unsigned blocks) {
@@ -101,6 +147,7 @@ __device__ __forceinline__ void choose_row(const RouteArgs& args, const float* l
 template <int kRowWarps>
 __global__ void __launch_bounds__(32 * kBlockWarps, 2)
     route_decode_kernel(const RouteArgs args, float* logits) {
+  constexpr int kRows = most_rows(kRowWarps);  // >= rows.max
   __shared__ RouteShared<kRowWarps> shared;
   pdl_trigger();
   const int tid = static_cast<int>(threadIdx.x);
@@ -124,39 +171,65 @@ __global__ void __launch_bounds__(32 * kBlockWarps, 2)
   if (warp < chunks) load_chunk(w, nullptr, in, k0, t, top, bottom);
 
   pdl_wait();
-  const int rows = min(rows_now(args.rows), args.rows.max);
+  const int count = *args.rows.count;  // used only when the other loads are under way
   if (warp < chunks) {
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const float* x = args.x + static_cast<std::size_t>(g) * static_cast<std::size_t>(in);
-    chunk_product(
-        top, bottom, k0, t,
-        [&](int k, uint4& hi, uint4& lo) {
-          if (g < args.rows.max && k < in) split8(x + k, hi, lo);
-        },
-        c);
-    *reinterpret_cast<float2*>(&shared.parts[warp][g][2 * t]) = {c[0], c[1]};
+    if constexpr (kRows <= kStagedRows) {
+      ChunkPlanes<kRows>& planes = shared.warps[warp].planes;
+      stage_chunk(args.x, args.rows.max, in, k0, lane, planes);
+      chunk_product(
+          top, bottom, 0, t,
+          [&](int k, uint4& hi, uint4& lo) {
+            if (g >= kRows) return;
+            hi = *reinterpret_cast<const uint4*>(&planes.hi[g % kRows][k]);
+            lo = *reinterpret_cast<const uint4*>(&planes.lo[g % kRows][k]);
+          },
+          c);
+      __syncwarp();  // the planes are read; the sums take their place
+    } else {
+      const float* x = args.x + static_cast<std::size_t>(g) * static_cast<std::size_t>(in);
+      chunk_product(
+          top, bottom, k0, t,
+          [&](int k, uint4& hi, uint4& lo) {
+            if (g >= args.rows.max || k >= in) return;
+            // By value: of references the compiler loads one float at a time.
+            const float4 first = *reinterpret_cast<const float4*>(x + k);
+            const float4 second = *reinterpret_cast<const float4*>(x + k + 4);
+            split8(first, second, hi, lo);
+          },
+          c);
+    }
+    *reinterpret_cast<float2*>(&shared.warps[warp].parts[g][2 * t]) = {c[0], c[1]};
   }
+  const int rows = min(args.rows.scale * count, args.rows.max);
   if (rows <= 0) return;  // the whole grid
   __syncthreads();
-  if (tid < kBlockRows * kDecodeRows) {
-    const int v = m0 + tid / kDecodeRows;
-    const int row = tid % kDecodeRows;
-    // The total of `dense`: no sum that starts from zero is -0, so that adding zeros changes none.
-    float total = 0.0f;
+  if (warp == 0) {
+    // One warp, so that its first thread may arrive without waiting for the block.
 #pragma unroll
-    for (int i = 0; i < kBlockWarps; ++i) {
-      total += i < chunks ? shared.parts[i][tid / kDecodeRows][row] : 0.0f;
+    for (int j = 0; j < ceil_div(kBlockRows * kRows, 32); ++j) {
+      const int item = lane + 32 * j;
+      if (item >= kBlockRows * kRows) break;
+      const int v = m0 + item / kRows;
+      const int row = item % kRows;
+      // The total of `dense`: no sum that starts from zero is -0, so that adding zeros changes
+      // none.
+      float total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kBlockWarps; ++i) {
+        total += i < chunks ? shared.warps[i].parts[item / kRows][row] : 0.0f;
+      }
+      total *= kSplitUnscale;
+      if (row < rows && v < experts) {
+        logits[static_cast<std::size_t>(row) * static_cast<std::size_t>(experts) +
+               static_cast<std::size_t>(v)] = total;
+      } else if (row < rows && v == experts) {
+        args.gate[row] = total;
+      }
     }
-    total *= kSplitUnscale;
-    if (row < rows && v < experts) {
-      logits[static_cast<std::size_t>(row) * static_cast<std::size_t>(experts) +
-             static_cast<std::size_t>(v)] = total;
-    } else if (row < rows && v == experts) {
-      args.gate[row] = total;
-    }
+    __syncwarp();
+    if (lane == 0) shared.last = arrive_last(args.ticket, gridDim.x);
   }
-  __syncthreads();
-  if (tid == 0) shared.last = arrive_last(args.ticket, gridDim.x);
   __syncthreads();
   if (!shared.last) return;
   const int row = warp / kRowWarps;

@@ -39,6 +39,12 @@ class Ops : public ::testing::Test {
     }
     if (c.rows >= 3) {
       expect_same(c, run(*cuda, c, {.first = 1, .count = 2}), whole, 1, "two rows");
+      // Forms of few rows read what lies beyond the rows of the step, here NaN, and write none of
+      // it.
+      expect_same(c, run(*cuda, c, {.first = 1, .count = 2, .max_rows = 4}), whole, 1,
+                  "two rows in a bucket of 4");
+      expect_same(c, run(*cuda, c, {.first = 2, .count = 1, .max_rows = 8}), whole, 2,
+                  "one row in a bucket of 8");
       expect_same(c, run(*cuda, c, {.first = 0, .count = 3, .max_rows = 3 * c.rows + 70}), whole, 0,
                   "three rows in a large bucket");
     }
@@ -137,7 +143,7 @@ TEST_F(Ops, RouteAndCombineAreBitEqualToTheHost) {
 
 TEST_F(Ops, RouteOfOtherShapes) {
   for (RouteKind kind : {RouteKind::kFine, RouteKind::kTies, RouteKind::kForced}) {
-    for (std::int32_t rows : {1, 2, 4, 8, 9}) {
+    for (std::int32_t rows : {1, 2, 3, 4, 5, 8, 9}) {
       check(route_case({"700 experts", 256, 0, 0, 700, 40, 0, 0, 0}, rows, true, kind));
       check(route_case({"ragged", 1984, 0, 0, 37, 33, 0, 0, 0}, rows, true, kind));
       check(route_case({"two slices", 3840, 0, 0, 40, 4, 0, 0, 0}, rows, false, kind));
