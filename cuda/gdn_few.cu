@@ -16,6 +16,7 @@
 #include "cuda/launch.h"
 
 #include <cooperative_groups.h>
+#include <type_traits>
 
 namespace flashnext::cuda::gdn {
 
@@ -29,8 +30,11 @@ constexpr int kMaxChunks = kWarps * kCluster;
 constexpr int kTileOutputs = 16;
 static_assert(kDecodeRows == kGemvRows, "the projections of these steps are one GEMV");
 
+template <int kRows>
 struct Parts {
+  struct None {};
   float of_chunk[kWarps][kTileOutputs][kDecodeRows];  // read by the cluster
+  std::conditional_t<(kRows <= kStagedRows), ChunkPlanes<kRows>, None> planes[kWarps];
 };
 
 // Output v of a, then b; null past the end.
@@ -41,8 +45,10 @@ __device__ __forceinline__ const std::uint16_t* weight_row(const GdnConvArgs& a,
   return w + static_cast<std::size_t>(v < heads ? v : v - heads) * static_cast<std::size_t>(a.a.in);
 }
 
-// Block `block` of the clusters that make the gates.
-__device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Parts& parts) {
+// Block `block` of the clusters that make the gates; steps have at most kRows rows. Rows beyond the
+// step's lie in buffers made for more: their products are made of anything and never written.
+template <int kRows>
+__device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Parts<kRows>& parts) {
   cg::cluster_group cluster = cg::this_cluster();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -70,18 +76,23 @@ __device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Part
   const float dt_bias = is_decay ? a.dt_bias[m0 + m] : 0.0f;
   if (is_active) {
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const float* x = a.x + static_cast<std::size_t>(g) * static_cast<std::size_t>(in);
+    if constexpr (kRows <= kStagedRows) {
+      staged_product(top, bottom, a.x, a.step.max_rows, in, chunk * kChunkK, lane,
+                     parts.planes[warp], c);
+    } else {
+      const float* x = a.x + static_cast<std::size_t>(g) * static_cast<std::size_t>(in);
 #pragma unroll
-    for (int i = 0; i < kChunkBlocks; ++i) {
-      const int k = chunk * kChunkK + i * kBlockK + 8 * t;
-      uint4 hi = {0, 0, 0, 0};
-      uint4 lo = {0, 0, 0, 0};
-      if (g < rows && k < in) {
-        // From L2: a multiprocessor may still hold the x of the layer before.
-        split8(__ldcg(reinterpret_cast<const float4*>(x + k)),
-               __ldcg(reinterpret_cast<const float4*>(x + k + 4)), hi, lo);
+      for (int i = 0; i < kChunkBlocks; ++i) {
+        const int k = chunk * kChunkK + i * kBlockK + 8 * t;
+        uint4 hi = {0, 0, 0, 0};
+        uint4 lo = {0, 0, 0, 0};
+        if (g < rows && k < in) {
+          // From L2: a multiprocessor may still hold the x of the layer before.
+          split8(__ldcg(reinterpret_cast<const float4*>(x + k)),
+                 __ldcg(reinterpret_cast<const float4*>(x + k + 4)), hi, lo);
+        }
+        mma_block(c, top[i], bottom[i], hi, lo);
       }
-      mma_block(c, top[i], bottom[i], hi, lo);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) parts.of_chunk[warp][g + 8 * (e / 2)][2 * t + e % 2] = c[e];
@@ -180,11 +191,11 @@ __host__ __device__ constexpr int gate_blocks(int v_heads) {
 template <int kRows>
 __global__ void __launch_bounds__(32 * kWarps)
     few_kernel(const __grid_constant__ GdnConvArgs args) {
-  __shared__ Parts parts;
+  __shared__ Parts<kRows> parts;
   const int block = static_cast<int>(blockIdx.x);
   const int first = gate_blocks(args.dims.v_heads);
   if (block < first) {
-    make_gates(args, block, parts);
+    make_gates<kRows>(args, block, parts);
   } else {
     convolve<kRows>(args, block - first);
   }

@@ -187,6 +187,61 @@ __device__ __forceinline__ void chunk_product(const uint4 (&top)[kChunkBlocks],
   }
 }
 
+// Of so few rows only some lanes need fragments: all lanes split a warp's activations and hand them
+// on through shared memory, which takes one round of loads and a fraction of the instructions.
+inline constexpr int kStagedRows = 4;
+
+// A warp's chunk of every row.
+template <int kRows>
+struct ChunkPlanes {
+  alignas(16) std::uint16_t hi[kRows][kChunkK];
+  alignas(16) std::uint16_t lo[kRows][kChunkK];
+};
+
+// The chunk at k0 of x (rows, in) as planes; zeros past the end. Ends with __syncwarp(). From L2: a
+// multiprocessor may still hold an older x.
+template <int kRows>
+__device__ __forceinline__ void stage_chunk(const float* x, int rows, int in, int k0, int lane,
+                                            ChunkPlanes<kRows>& planes) {
+  static_assert(kChunkK == 5 * 32, "five values a lane: four and one");
+  float4 four[kRows];
+  float one[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    const float* from = x + static_cast<std::size_t>(row) * static_cast<std::size_t>(in) + k0;
+    four[row] = {0.0f, 0.0f, 0.0f, 0.0f};
+    one[row] = 0.0f;
+    if (row < rows && k0 + 4 * lane < in) {
+      four[row] = __ldcg(reinterpret_cast<const float4*>(from + 4 * lane));
+    }
+    if (row < rows && k0 + 128 + lane < in) one[row] = __ldcg(from + 128 + lane);
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    split4(four[row], &planes.hi[row][4 * lane], &planes.lo[row][4 * lane]);
+    split(one[row], planes.hi[row][128 + lane], planes.lo[row][128 + lane]);
+  }
+  __syncwarp();
+}
+
+// c += the chunk at k0 of x (rows, in), by a whole warp.
+template <int kRows>
+__device__ __forceinline__ void staged_product(const uint4 (&top)[kChunkBlocks],
+                                               const uint4 (&bottom)[kChunkBlocks], const float* x,
+                                               int rows, int in, int k0, int lane,
+                                               ChunkPlanes<kRows>& planes, float (&c)[4]) {
+  stage_chunk(x, rows, in, k0, lane, planes);
+  const int g = lane / 4;
+  chunk_product(
+      top, bottom, 0, lane % 4,
+      [&](int k, uint4& hi, uint4& lo) {
+        if (g >= kRows) return;
+        hi = *reinterpret_cast<const uint4*>(&planes.hi[g % kRows][k]);
+        lo = *reinterpret_cast<const uint4*>(&planes.lo[g % kRows][k]);
+      },
+      c);
+}
+
 // ---- the tile form: 128 weight rows x 32 W activation rows a block of 8 warps, with W = 2 or 4. A
 // warp has 16 W weight rows and 32 activation rows.
 

@@ -20,22 +20,12 @@ namespace {
 constexpr int kBlockRows = 8;  // weight rows a block: half of an MMA's, so that more blocks load
 constexpr int kBlockWarps = 16;
 constexpr int kLaneExperts = kFewExperts / 32;
-// Of so few rows only some lanes need fragments: all lanes split a warp's activations and hand them
-// on through shared memory, which takes one round of loads and a fraction of the instructions.
-constexpr int kStagedRows = 4;
 constexpr int most_rows(int row_warps) { return kBlockWarps / row_warps; }
 
 template <int kRowWarps>
 struct RowShared {
   ChoiceShared<kLaneExperts> choice;
   float tops[kRowWarps];
-};
-
-// A warp's chunk of every row.
-template <int kRows>
-struct ChunkPlanes {
-  alignas(16) std::uint16_t hi[kRows][kChunkK];
-  alignas(16) std::uint16_t lo[kRows][kChunkK];
 };
 
 template <int kRowWarps>
@@ -53,31 +43,6 @@ struct RouteShared {
   };
   bool last;
 };
-
-// The chunk at k0 of x (rows, in) as planes; zeros past the end. Ends with __syncwarp().
-template <int kRows>
-__device__ __forceinline__ void stage_chunk(const float* x, int rows, int in, int k0, int lane,
-                                            ChunkPlanes<kRows>& planes) {
-  static_assert(kChunkK == 5 * 32, "five values a lane: four and one");
-  float4 four[kRows];
-  float one[kRows];
-#pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    const float* from = x + static_cast<std::size_t>(row) * static_cast<std::size_t>(in) + k0;
-    four[row] = {0.0f, 0.0f, 0.0f, 0.0f};
-    one[row] = 0.0f;
-    if (row < rows && k0 + 4 * lane < in) {
-      four[row] = *reinterpret_cast<const float4*>(from + 4 * lane);
-    }
-    if (row < rows && k0 + 128 + lane < in) one[row] = from[128 + lane];
-  }
-#pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    split4(four[row], &planes.hi[row][4 * lane], &planes.lo[row][4 * lane]);
-    split(one[row], planes.hi[row][128 + lane], planes.lo[row][128 + lane]);
-  }
-  __syncwarp();
-}
 
 // True for the last of `blocks` arrivals.
 __device__ __forceinline__ bool arrive_last(std::int32_t* ticket, unsigned blocks) {
@@ -175,16 +140,8 @@ __global__ void __launch_bounds__(32 * kBlockWarps, 2)
   if (warp < chunks) {
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if constexpr (kRows <= kStagedRows) {
-      ChunkPlanes<kRows>& planes = shared.warps[warp].planes;
-      stage_chunk(args.x, args.rows.max, in, k0, lane, planes);
-      chunk_product(
-          top, bottom, 0, t,
-          [&](int k, uint4& hi, uint4& lo) {
-            if (g >= kRows) return;
-            hi = *reinterpret_cast<const uint4*>(&planes.hi[g % kRows][k]);
-            lo = *reinterpret_cast<const uint4*>(&planes.lo[g % kRows][k]);
-          },
-          c);
+      staged_product(top, bottom, args.x, args.rows.max, in, k0, lane, shared.warps[warp].planes,
+                     c);
       __syncwarp();  // the planes are read; the sums take their place
     } else {
       const float* x = args.x + static_cast<std::size_t>(g) * static_cast<std::size_t>(in);
