@@ -161,7 +161,7 @@ void Session::fill_cache(const Progress& progress) {
 // What became of the experts, a note a fact.
 void Session::note_cache() {
   if (!cache_) {
-    if (options_.policy || !options_.profile.empty()) {
+    if (options_.policy || (options_.keep_profile && !options_.profile.empty())) {
       notes_.push_back("experts are resident: policy and profile have nothing to do");
     }
     return;
