@@ -109,6 +109,7 @@ class ExpertCache {
 
   // The processor computes cpu_of[m] of m misses from the next step on; (max misses + 1) entries.
   void share_misses(std::span<const std::int32_t> cpu_of);
+  std::span<const std::int32_t> cpu_of() const noexcept { return cpu_of_; }
   bool has_cpu() const noexcept { return cpu_ != nullptr; }
   // Misses take no line and the policy is not asked: steps leave the cache as it is.
   void bypass(bool on);

@@ -85,6 +85,7 @@ py::dict cache_stats(Session& session) {
     p["busy_ns"] = c.busy_ns;
     d["cpu"] = p;
   }
+  d["cpu_of"] = std::vector<std::int32_t>(cache.cpu_of().begin(), cache.cpu_of().end());
   if (const ShareReport* share = session.cpu_share()) {
     py::list trials;
     for (const cache::ShareTrial& t : share->trials) {

@@ -72,6 +72,7 @@ py::dict result_dict(const cache::ReplayResult& r) {
   layers["hits"] = column(r.layers, [](const L& l) { return l.hits; });
   layers["fetched"] = column(r.layers, [](const L& l) { return l.fetched; });
   layers["installed"] = column(r.layers, [](const L& l) { return l.installed; });
+  layers["on_cpu"] = column(r.layers, [](const L& l) { return l.on_cpu; });
   layers["promoted"] = column(r.layers, [](const L& l) { return l.promoted; });
   layers["prompt_uses"] = column(r.layers, [](const L& l) { return l.prompt_uses; });
   layers["prompt_hits"] = column(r.layers, [](const L& l) { return l.prompt_hits; });
@@ -91,11 +92,13 @@ py::dict result_dict(const cache::ReplayResult& r) {
 }
 
 py::dict replay(const Trace& t, std::int32_t lines, const py::object& policy, std::uint64_t seed,
-                std::int32_t plan_every, double plan_limit, const std::optional<Uses>& profile) {
+                std::int32_t plan_every, double plan_limit, const std::optional<Uses>& profile,
+                const std::vector<std::int32_t>& cpu_of) {
   const std::shared_ptr<cache::Policy> plans = policy_from(policy, seed);
   cache::ReplayOptions o;
   o.plan_every = plan_every;
   o.planner.plan_limit = plan_limit;
+  o.cpu_of = cpu_of;
   if (profile) o.profile.assign(profile->data(), profile->data() + profile->size());
   cache::ReplayResult result;
   {
@@ -153,7 +156,7 @@ void bind_traces(py::module_& m) {
       .def("save", [](const Trace& t, const std::string& path) { cache::write_trace(path, t); })
       .def("replay", &replay, py::arg("lines"), py::arg("policy") = py::none(), py::kw_only(),
            py::arg("seed") = 0, py::arg("plan_every") = 16, py::arg("plan_limit") = 0.05,
-           py::arg("profile") = py::none());
+           py::arg("profile") = py::none(), py::arg("cpu_of") = std::vector<std::int32_t>{});
   m.def("load_profile", &load_profile, py::arg("path"), py::arg("fingerprint"), py::arg("layers"),
         py::arg("experts"));
 }

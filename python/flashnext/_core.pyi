@@ -182,4 +182,5 @@ class Trace:
         plan_every: int = 16,
         plan_limit: float = 0.05,
         profile: npt.NDArray[np.uint64] | None = None,
+        cpu_of: list[int] = ...,
     ) -> dict[str, Any]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flashnext.policy import Policy
 
 Counts = npt.NDArray[np.int64]
 _MAX = 2**31 - 1
+_DECODE_ROWS = 8  # most rows of a step whose misses are resolved
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Replay:
         lines: experts that a layer could hold.
         hits: distinct experts of all steps and layers that had a line.
         fetched: those that were copied in because a step missed them.
+        on_cpu: those that the processor computed.
         promoted: copies that the policy asked for.
         bytes: of all copies.
         hit_rate: hits of all distinct experts, 0 to 1.
@@ -45,6 +48,7 @@ class Replay:
     lines: int
     hits: int
     fetched: int
+    on_cpu: int
     promoted: int
     bytes: int
     hit_rate: float
@@ -166,6 +170,7 @@ class Trace:
         plan_every: int = 16,
         plan_limit: float = 0.05,
         profile: npt.NDArray[np.uint64] | None = None,
+        cpu_of: Sequence[int] = (),
     ) -> Replay:
         """Plays the trace through a cache, as the engine would.
 
@@ -176,6 +181,8 @@ class Trace:
             plan_every: steps between plans.
             plan_limit: seconds that a plan may take.
             profile: (layers, experts) uses of earlier runs, for the first fill.
+            cpu_of: of m misses of a layer the processor computes ``cpu_of[m]``, which take no line:
+                ``stats()["cache"]["cpu_of"]`` of a session; empty: all are fetched.
 
         Raises:
             InputError: an argument is out of range.
@@ -185,6 +192,11 @@ class Trace:
                 f"profile has the shape {np.shape(profile)}, expected "
                 f"({self.layers}, {self.experts})"
             )
+        most = _DECODE_ROWS * self.top_k
+        if 0 < len(cpu_of) <= most:
+            raise InputError(
+                f"cpu_of has {len(cpu_of)} entries, expected {most + 1}, for 0 to {most} misses"
+            )
         found: dict[str, Any] = self._core.replay(
             checks.whole("lines", lines, 1, self.experts),
             policy,
@@ -192,6 +204,7 @@ class Trace:
             plan_every=checks.whole("plan_every", plan_every, 1, _MAX),
             plan_limit=float(plan_limit),
             profile=profile,
+            cpu_of=[checks.whole("cpu_of", n, 0, _MAX) for n in cpu_of],
         )
         layers, steps = found["layers"], found["steps"]
         name = policy if isinstance(policy, str) else getattr(policy, "name", "recency")
@@ -200,6 +213,7 @@ class Trace:
             lines=lines,
             hits=int(layers["hits"].sum()),
             fetched=int(layers["fetched"].sum()),
+            on_cpu=int(layers["on_cpu"].sum()),
             promoted=int(layers["promoted"].sum()),
             bytes=found["bytes"],
             hit_rate=found["hit_rate"],

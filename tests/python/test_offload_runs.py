@@ -85,6 +85,27 @@ def test_a_replay_counts_what_the_engine_did(
     assert other.layer_hits.tolist() != done["hits"]
 
 
+@pytest.mark.parametrize("cpu_misses", [1, 3, 99])
+def test_a_replay_knows_the_processor_s_share(
+    offload: Open, tmp_path: Path, cpu_misses: int
+) -> None:
+    path = tmp_path / "run.trace"
+    session = offload(cpu_misses=cpu_misses, lanes=3, profile=False, trace=path)
+    session.generate_batch([SUM, STORY, "Count from 7 to 16."])
+    share = session.stats()["cache"]["cpu_of"]
+    done = {name: counts(session, name) for name in ("hits", "fetched")}
+    on_cpu = sum(counts(session, "on_cpu"))
+    session.close()
+    trace = Trace(path)
+    replay = trace.replay(9, cpu_of=share)
+    assert replay.layer_hits.tolist() == done["hits"]
+    assert replay.layer_fetched.tolist() == done["fetched"]
+    assert replay.on_cpu == on_cpu > 0
+    assert trace.replay(9).layer_hits.tolist() != done["hits"]
+    with pytest.raises(InputError, match="cpu_of has 3 entries, expected 33"):
+        trace.replay(9, cpu_of=[0, 0, 1])
+
+
 def test_a_profile_is_part_of_a_replay(offload: Open, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     session = offload(lockstep=True, trace=path, policy="static")  # with the shipped profile
