@@ -31,11 +31,6 @@ constexpr int kMaxSmem = 98 * 1024;  // with what is static, below what any card
 // spill, and fewer leave no room for blocks of the kernels before and after (with 20, a token took
 // 1.27 instead of 1.23 ms on an H200).
 constexpr int kOccupancy = 24;
-// Whether blocks of a launch with more strips than fit at once take several, one after another.
-#ifndef FN_GEMV_LOOP
-#define FN_GEMV_LOOP 1
-#endif
-constexpr bool kMayLoop = FN_GEMV_LOOP != 0;
 constexpr int kKeepOnce = 8;   // the same of a block of many strips, where room is worth more
 constexpr int kPitchPad = 64;  // bytes: an even and an odd column lie in different banks
 constexpr int kKeep = 24;      // most rotated (position, 128 inputs) that a block keeps
@@ -407,7 +402,7 @@ void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int sp
   // One linear of many strips, whose transform is the same for all: blocks that stay.
   const int loop_keep = std::min(kKeepOnce, jobs.keep);
   const int loop_smem = smem_bytes(jobs, columns, shape, 2, loop_keep);
-  if (kMayLoop && jobs.experts == nullptr && jobs.n == 1 && splits == 1 && loop_smem <= kMaxSmem) {
+  if (jobs.experts == nullptr && jobs.n == 1 && splits == 1 && loop_smem <= kMaxSmem) {
     allow_smem(kernel, loop_smem);
     int resident = 0;
     FN_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kWarps,
