@@ -150,6 +150,42 @@ inline void check_stall(const SessionOptions& base, const std::vector<float>& wa
   session->check_cache();
 }
 
+// The MTP head's experts have lines of their own.
+inline void check_offload_mtp(const SessionOptions& base) {
+  const std::vector<float> want = open_demo(base)->mtp_logits(sample_ids(40, 1));
+  for (const char* misses : {"off", "1"}) {
+    SessionOptions o = offloaded(base, kDemoTopK + 1);
+    o.cpu_misses = misses;
+    o.cpu_threads = 1;
+    o.chunk = 16;
+    const auto session = open_demo(o);
+    expect_same(session->mtp_logits(sample_ids(40, 1)), want, std::string("MTP, cpu ") + misses);
+    session->check_cache();
+  }
+}
+
+// Many short requests: what was allocated at first is all that ever is.
+inline void check_no_leak(const SessionOptions& base, std::uint32_t requests) {
+  SessionOptions o = offloaded(base, kDemoExperts / 4);
+  o.cpu_misses = "1";
+  o.cpu_threads = 1;
+  const auto session = open_demo(o);
+  const auto bytes = [&session] {
+    std::size_t sum = 0;
+    for (const Allocated& a : session->device().allocations()) sum += a.bytes;
+    return sum;
+  };
+  const std::size_t before = bytes();
+  for (std::uint32_t i = 0; i < requests; ++i) {
+    Request r;
+    r.prompt = sample_ids(3 + i % 5, i);
+    r.max_new_tokens = 2;
+    session->generate({&r, 1}, {});
+  }
+  EXPECT_EQ(bytes(), before);
+  session->check_cache();
+}
+
 // Rows of several sequences share a step's misses.
 inline void check_offload_lanes(const SessionOptions& base) {
   SessionOptions o = offloaded(base, kDemoTopK + 1);

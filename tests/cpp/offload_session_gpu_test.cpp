@@ -29,6 +29,15 @@ TEST(OffloadSessionGpu, EagerAndReplayedGraphs) {
 }
 TEST(OffloadSessionGpu, StalledWorkers) { check_stall(cuda_options(), reference()); }
 TEST(OffloadSessionGpu, LanesTogetherAndAlone) { check_offload_lanes(cuda_options()); }
+TEST(OffloadSessionGpu, MtpHead) { check_offload_mtp(cuda_options()); }
+TEST(OffloadSessionGpu, ManyRequestsLeaveMemoryAsItIs) { check_no_leak(cuda_options(), 1000); }
+TEST(OffloadSessionGpu, ASlowLinkIsPlayed) {
+  SessionOptions o = offloaded(cuda_options(), kDemoExperts / 4);
+  o.link_limit = 1e9;
+  for (const std::int32_t chunk : {1, 100}) {
+    expect_offloaded(o, chunk, reference(), "a link of 1 GB/s");
+  }
+}
 TEST(OffloadSessionGpu, PrefixReuseAgainstCold) {
   check_prefixes(offloaded(cuda_options(), kDemoExperts / 4));
 }

@@ -21,6 +21,8 @@ TEST(OffloadSession, PrefixReuseAgainstCold) {
   check_prefixes(offloaded(demo_options(), kDemoExperts / 4));
 }
 
+TEST(OffloadSession, MtpHead) { check_offload_mtp(demo_options()); }
+
 TEST(OffloadSession, OrdersOfExecution) {
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     SessionOptions o = offloaded(demo_options(), kDemoExperts / 4);
