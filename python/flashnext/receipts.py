@@ -53,6 +53,7 @@ _SHAPE: dict[str, Any] = {
         "memory_bytes": int,
         "numa_nodes": int,
         "system": str,
+        "target?": str,  # without a GPU: the architecture of the code that was inspected
     },
     "model": {"name": str, "checkpoint": str, "shape": dict, "ranks": int},
     "requested": dict,
@@ -146,8 +147,7 @@ def finish(receipt: Receipt) -> Receipt:
         os.path.basename(word) if os.path.isabs(word) else word for word in receipt["command"]
     ]
     receipt["summary"] = {name: summarise(values) for name, values in receipt["samples"].items()}
-    gpu = receipt["machine"]["gpu"]
-    device = "host" if gpu is None else slug(gpu["name"])
+    device = _device(receipt["machine"])
     # As it will be read back: tuples become lists, keys become text.
     receipt = json.loads(json.dumps(receipt, allow_nan=False))
     receipt["id"] = f"{receipt['utc']}-{receipt['bench']}-{device}-{content_hash(receipt)}"
@@ -250,13 +250,19 @@ def _compare(value: Any, shape: Any, where: str, found: list[str]) -> None:
         found.append(f"{name} must be {names}, not {type(value).__name__}")
 
 
+def _device(machine: dict[str, Any]) -> str:
+    """The machine as it stands in ids."""
+    if machine["gpu"] is not None:
+        return slug(str(machine["gpu"].get("name", "")))
+    return str(machine.get("target", "host")).replace("_", "")
+
+
 def _check_id(receipt: Receipt, file_name: str | None, found: list[str]) -> None:
     match = _ID.fullmatch(receipt["id"])
     if match is None:
         found.append(f"id {receipt['id']!r} is not UTC-bench-device-hash")
         return
-    gpu = receipt["machine"]["gpu"]
-    device = "host" if gpu is None else slug(str(gpu.get("name", "")))
+    device = _device(receipt["machine"])
     for what, stated, true in (
         ("utc", match[1], receipt["utc"]),
         ("bench", match[2], receipt["bench"]),

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import flashnext
-from flashnext.cli import bench, chat, demo, gate, generate, inspect, plan, receipts, replay, synth
+from flashnext.cli import (
+    bench,
+    chat,
+    demo,
+    gate,
+    generate,
+    inspect,
+    plan,
+    receipts,
+    replay,
+    resources,
+    synth,
+)
 from flashnext.errors import CheckpointError, Error, InputError
 
 COMMANDS: tuple[ModuleType, ...] = (
@@ -23,6 +35,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     bench,
     replay,
     receipts,
+    resources,
     synth,
 )
 

@@ -68,6 +68,10 @@ def headline(receipt: Receipt) -> str:
         return f"{first:.1f} ms, {counters['prefill_tokens_per_second']:.0f} tokens/s"
     if receipt["bench"] == "load":
         return f"{summary['warm_ns']['median'] / 1e9:.2f} s"
+    if receipt["bench"] == "resources":
+        compiled, found = receipt["check"]["compiled_for"], receipt["results"]
+        state = "compiled" if receipt["check"]["pass"] else "failed"
+        return ", ".join([state, *(f"{a} not run" for a in compiled if found[a]["skipped"])])
     return "passed" if receipt["check"]["pass"] else "failed"
 
 
@@ -77,11 +81,12 @@ def table(found: list[Receipt]) -> Table:
     for name in ("id", "device", "model", "prompt", "result", "of bound", "citable"):
         out.add_column(name, overflow="fold")
     for receipt in found:
-        gpu = receipt["machine"]["gpu"]
+        machine = receipt["machine"]
+        gpu = machine["gpu"]
         fraction = receipt["limit"].get("fraction")
         out.add_row(
             receipt["id"],
-            receipt["machine"]["cpu"] if gpu is None else gpu["name"],
+            machine.get("target", machine["cpu"]) if gpu is None else gpu["name"],
             receipt["model"]["name"],
             str(receipt["workload"].get("prompt_tokens", "")),
             headline(receipt),
