@@ -56,7 +56,7 @@ USES = {
 STACK = {
     "dense.decode_kernel": (16, "four registers, so that two blocks fit on a multiprocessor"),
     "gdn_recur.recur_kernel<3>": (32, "sm_120: eight registers, so that two blocks fit"),
-    "sample.sample_kernel": (128, "handed by reference to a function; up to 32 bytes are registers"),
+    "sample.sample_kernel": (128, "handed to a function by reference; at most 32 bytes spilled"),
 }
 
 _MISSING = (
