@@ -36,6 +36,8 @@ __device__ __forceinline__ Target target(const ProductArgs& args, int v, int sli
 }
 
 // Block (m-tile of 16 weight rows, slice); warp w has chunk w of the slice.
+// kPlanes: activations are args.planes, not args.x; one kernel for both would spill registers.
+template <bool kPlanes>
 __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) {
   __shared__ float parts[16][16][kDecodeRows];
   pdl_trigger();
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
         top, bottom, k0, t,
         [&](int k, uint4& hi, uint4& lo) {
           if (g >= rows || k >= args.w.in) return;
-          if (args.x != nullptr) {
+          if constexpr (!kPlanes) {
             split8(args.x + static_cast<std::size_t>(args.row0 + g) * in + k, hi, lo);
           } else {
             const std::size_t offset =
@@ -207,8 +209,8 @@ void product_decode(cudaStream_t stream, const ProductArgs& args) {
   const KSplit split = split_k(args.w.in);
   const dim3 grid(static_cast<unsigned>(ceil_div(args.w.rows(), 16)),
                   static_cast<unsigned>(split.slices));
-  launch_pdl(stream, decode_kernel, grid, dim3(static_cast<unsigned>(32 * split.slice_chunks)), 0,
-             args);
+  const auto kernel = args.x != nullptr ? decode_kernel<false> : decode_kernel<true>;
+  launch_pdl(stream, kernel, grid, dim3(static_cast<unsigned>(32 * split.slice_chunks)), 0, args);
 }
 
 void product_tiles(cudaStream_t stream, const ProductArgs& args) {

@@ -28,6 +28,7 @@ COMPILED = tuple(name for name in ARCHITECTURES if name != "host")
 # template arguments; the longest name decides. Every kernel that is not here counts as decode.
 USES = {
     "attention.walk_kernel": PREFILL,
+    "dense.decode_kernel<true>": OTHER,
     "dense.split_kernel": PREFILL,
     "dense.tile_kernel": PREFILL,
     "exl3_gemm": PREFILL,
@@ -54,7 +55,6 @@ USES = {
 
 # Bytes of stack that a decode kernel may have, and why; any other may have none.
 STACK = {
-    "dense.decode_kernel": (16, "four registers, so that two blocks fit on a multiprocessor"),
     "gdn_recur.recur_kernel<3>": (32, "sm_120: eight registers, so that two blocks fit"),
     "sample.sample_kernel": (128, "handed to a function by reference; at most 32 bytes spilled"),
 }
