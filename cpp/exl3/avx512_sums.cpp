@@ -13,6 +13,7 @@
 #include "cpp/exl3/avx512_rows.h"
 #include "cpp/exl3/kernels.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <immintrin.h>
@@ -153,6 +154,54 @@ FN_AVX512 void row_by_quads(const Exl3Weight& w, const Prepared& p, std::int32_t
   for (int n = 0; n < kTiles; ++n) {
     widen_quads<0>(sums + n * kTile, split[n][0], p.sum[row]);
     widen_quads<1>(sums + n * kTile, split[n][1], p.sum[row]);
+  }
+}
+
+// One row times tiles that Quads fits, several blocks at once: a chunk of eight k-tiles has long
+// runs of addresses, and while it is computed the next one is fetched run by run.
+template <int HB, bool Multishift>
+FN_AVX512 void wide_row(const Exl3Weight& w, const Prepared& p, std::int32_t block,
+                        std::int32_t blocks, Ahead next, std::int64_t* sums) noexcept {
+  constexpr int bytes = Quads<HB>::kTileBytes;
+  const std::int64_t stride = static_cast<std::int64_t>(w.out / kTile) * bytes;
+  const std::byte* tiles = tile_at(w, 0, block * kTiles);
+  const std::int32_t n_tiles = blocks * kTiles;
+  const std::int32_t k_tiles = w.in / kTile;
+  Split split[kWideBlocks * kTiles][2];
+  const Split zero{_mm512_setzero_si512(), _mm512_setzero_si512()};
+  for (int n = 0; n < n_tiles; ++n) split[n][0] = split[n][1] = zero;
+  for (std::int32_t a = 0; a < k_tiles; a += kQuadFoldTiles) {
+    const std::int32_t count = std::min(kQuadFoldTiles, k_tiles - a);
+    const std::int32_t after = std::min(kQuadFoldTiles, k_tiles - a - count);
+    Ahead later = next;
+    if (after > 0) later = {tiles + (a + count) * stride, stride, n_tiles, after};
+    for (int n = 0; n < n_tiles; ++n) {
+      const std::byte* tile = tiles + a * stride + n * bytes;
+      const std::byte* far = later.take(count, bytes, tile);
+      // Nearer: the next block, which the first chunk of a unit has nobody else to fetch.
+      const std::byte* near = tile;
+      if (n + kTiles < n_tiles) near += kTiles * bytes;
+      Lanes lower{};
+      Lanes upper{};
+#pragma GCC unroll 1
+      for (int i = 0; i < count; ++i) {
+        prefetch_tile_far<bytes>(far + i * bytes);
+        prefetch_tile<bytes>(near + i * stride);
+        const QuadTile<HB> t = load_quads<HB>(tile + i * stride);
+        const std::int16_t* x = p.v + (a + i) * kTile;
+        __m512i b[4];
+        quad_sums<HB, Multishift, 0>(t, b);
+        add_quads(lower, b, x);
+        quad_sums<HB, Multishift, 1>(t, b);
+        add_quads(upper, b, x);
+      }
+      fold(split[n][0], lower);
+      fold(split[n][1], upper);
+    }
+  }
+  for (int n = 0; n < n_tiles; ++n) {
+    widen_quads<0>(sums + n * kTile, split[n][0], p.sum[0]);
+    widen_quads<1>(sums + n * kTile, split[n][1], p.sum[0]);
   }
 }
 
@@ -360,10 +409,33 @@ void block_sums(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::i
   }
 }
 
+template <bool Multishift>
+bool wide_sums(const Exl3Weight& w, const Prepared& p, std::int32_t block, std::int32_t blocks,
+               Ahead next, std::int64_t* sums) noexcept {
+  switch (w.words / 8) {
+    case 4:
+      wide_row<4, Multishift>(w, p, block, blocks, next, sums);
+      return true;
+    case 5:
+      wide_row<5, Multishift>(w, p, block, blocks, next, sums);
+      return true;
+    case 6:
+      wide_row<6, Multishift>(w, p, block, blocks, next, sums);
+      return true;
+    case 7:
+      wide_row<7, Multishift>(w, p, block, blocks, next, sums);
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
-const Kernels kAvx512Kernels = {avx512_prepare_row, block_sums<false>, avx512_finish};
-const Kernels kAvx512MultishiftKernels = {avx512_prepare_row, block_sums<true>, avx512_finish};
+const Kernels kAvx512Kernels = {avx512_prepare_row, block_sums<false>, avx512_finish,
+                                wide_sums<false>};
+const Kernels kAvx512MultishiftKernels = {avx512_prepare_row, block_sums<true>, avx512_finish,
+                                          wide_sums<true>};
 
 }  // namespace flashnext::exl3::internal
 
