@@ -233,7 +233,7 @@ void ExpertCache::upload(StreamId main) {
 std::int32_t ExpertCache::before_step(StreamId main) {
   if (!under_way_.empty()) land();
   // Lines that are passed by are not the policy's to change either.
-  if (!bypass_ && sequence_ > 0 && sequence_ % options_.plan_every == 0) plan();
+  if (!bypass_ && sequence_ % options_.plan_every == 0) plan();
   upload(main);
   if (cpu_) cpu_->arm();
   return ++sequence_;

@@ -5,11 +5,11 @@
 // and what the ops of a step hand to each other. On the host: a mirror of the tables, kept by
 // resolving every step again from its expert ids with the same rule, the planner, and copy streams.
 //
-// Between two steps: before_step() lands finished promotions and, every plan_every steps, asks the
-// planner and starts new ones; a step runs; after_step() takes its ids and counters over. Only
-// begin and end of a promotion touch the device's tables, between steps, by copies on the main
-// stream, so that a step never sees half of a change. Threads: the engine's; workers of the
-// processor's share are its own.
+// Around steps: before_step() lands finished promotions and, before the first step and every
+// plan_every steps from there, asks the planner and starts new ones; a step runs; after_step()
+// takes its ids and counters over. Only begin and end of a promotion touch the device's tables,
+// between steps, by copies on the main stream, so that a step never sees half of a change. Threads:
+// the engine's; workers of the processor's share are its own.
 #pragma once
 
 #include "cpp/bank/bank.h"
@@ -31,7 +31,7 @@ struct CacheOptions {
   std::int32_t trunk_layers = 0;     // of shape.layers; the MTP head's comes after them
   std::int32_t decode_rows = 8;      // most rows of a step that resolves in its graph
   std::int32_t ring_lines = 0;       // staging lines at least; 0: what decode needs
-  std::int32_t plan_every = 16;      // steps between plans
+  std::int32_t plan_every = 16;      // steps between plans; the first comes before step 1
   std::int32_t max_promotions = 32;  // that may be under way
   bool lockstep = false;             // promotions land before the next step: what a replay counts
   double link_limit = 0;             // bytes a second of a slower link that is played; 0: off

@@ -58,8 +58,9 @@ double seconds_since(Clock::time_point start) {
 }  // namespace
 
 std::string PolicyFault::message() const {
-  const std::string when = sequence == 0 ? "the first fill" : "step " + text(sequence);
-  return "policy \"" + policy + "\" failed at " + when + ": " + reason +
+  const std::string when =
+      is_first_fill ? "at the first fill" : "before step " + text(sequence + 1);
+  return "policy \"" + policy + "\" failed " + when + ": " + reason +
          "; recency took over for the rest of the run";
 }
 
@@ -129,11 +130,11 @@ Planner::Planner(const CacheShape& shape, std::shared_ptr<Policy> policy,
   seen_.assign(index(shape.experts), false);
 }
 
-void Planner::replace(std::string reason, std::int32_t sequence) {
+void Planner::replace(std::string reason, std::int32_t sequence, bool is_first_fill) {
   check(!is_default_, "planner: the default policy failed");
   std::string name;
   if (attempt([&] { name = policy_->name(); })) name = "without a name";
-  fault_ = PolicyFault{std::move(name), std::move(reason), sequence};
+  fault_ = PolicyFault{std::move(name), std::move(reason), sequence, is_first_fill};
   policy_ = make_policy("recency");
   is_default_ = true;
 }
@@ -164,7 +165,7 @@ std::vector<std::vector<std::int32_t>> Planner::initial() {
     if (!found.empty()) problem = std::move(found);
   }
   if (problem) {
-    replace(std::move(*problem), 0);
+    replace(std::move(*problem), 0, true);
     out = policy_->initial(shape_, profile_);
   }
   for (std::vector<std::int32_t>& layer : out) {

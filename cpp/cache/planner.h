@@ -26,7 +26,8 @@ struct PlannerOptions {
 struct PolicyFault {
   std::string policy;
   std::string reason;
-  std::int32_t sequence = 0;  // steps that had run; 0 for the first fill
+  std::int32_t sequence = 0;   // steps that had run
+  bool is_first_fill = false;  // else of a plan; the first plan has sequence 0 as well
   // One sentence for notes and logs.
   std::string message() const;
 };
@@ -62,7 +63,7 @@ class Planner {
   double plan_seconds() const noexcept { return plan_seconds_; }  // of all plans
 
  private:
-  void replace(std::string reason, std::int32_t sequence);
+  void replace(std::string reason, std::int32_t sequence, bool is_first_fill = false);
   void judge_time(double seconds, std::int32_t sequence);
 
   CacheShape shape_;

@@ -1,6 +1,7 @@
 // Policies: what shall lie in the lines of the device, and what goes first. A policy is a pure
-// function from counters to a plan; it runs on the host between steps, every few of them, never
-// inside one. Python subclasses come through python/bind/policy.cpp.
+// function from counters to a plan; it runs on the host before the first step and then between
+// steps, every few of them, never inside one. Python subclasses come through
+// python/bind/policy.cpp.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ struct CacheShape {
 // expert uses it once), of prompts and of single tokens alike.
 struct PolicyInput {
   const CacheShape& shape;
-  std::int32_t sequence;                    // steps so far
+  std::int32_t sequence;                    // steps so far, 0 before the first
   std::span<const std::uint32_t> recent;    // (layers, experts) uses since the plan before
   std::span<const std::uint64_t> total;     // (layers, experts) uses since the cache was filled, on
                                             // top of the profile's

@@ -80,7 +80,7 @@ class Player {
 
   void step(const TraceRecord& record) {
     const std::int32_t before = record.sequence - 1;
-    if (record.sequence != sequence_ && !out_.steps.empty() && before % options_.plan_every == 0) {
+    if (record.sequence != sequence_ && before % options_.plan_every == 0) {
       plan(before);
     }
     sequence_ = record.sequence;

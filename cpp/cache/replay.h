@@ -17,7 +17,7 @@
 namespace flashnext::cache {
 
 struct ReplayOptions {
-  // A plan is made before step s when steps ran before it and (s - 1) is a multiple of this.
+  // A plan is made before step s when s - 1 is a multiple of this.
   std::int32_t plan_every = 16;
   std::int32_t max_promotions = 32;    // a plan
   std::vector<std::uint64_t> profile;  // (layers, experts) or empty

@@ -1,7 +1,8 @@
 """Policies: which experts lie on the device, and which go first when others are needed.
 
-A policy is asked between steps, every sixteen of them or so, never inside one, and it changes no
-bit of any answer: only how many experts have to be fetched. Built in are ``recency`` (the default),
+A policy is asked before the first step, when it sees what the prompt used, and then every sixteen
+steps or so, never inside one. It changes no bit of any answer: only how many experts have to be
+fetched. Built in are ``recency`` (the default),
 ``frequency``, ``static`` and ``random``; a class of your own derives from :class:`Policy`.
 
 A policy that raises, names what does not exist, or takes too long (two plans in a row over 50 ms,
@@ -52,8 +53,8 @@ class Counters:
     Attributes:
         shape: layers, experts and so on.
         budget: lines of a layer: experts that it can hold.
-        sequence: steps so far.
-        recent: uint32 (layers, experts), uses since the plan before.
+        sequence: steps so far; 0 when asked before the first one.
+        recent: uint32 (layers, experts), uses since the plan before, prompts' included.
         total: uint64 (layers, experts), uses so far, on top of the profile's.
         last: int32 (layers, experts), the step that used the expert last; 0: never.
         expert_of: int32 (layers, budget), the expert in each line; negative: none, or one that is
@@ -133,7 +134,10 @@ class Policy:
         return best
 
     def plan(self, counters: Counters) -> PlanOutput:
-        """Decides what changes until the next plan. It must be quick: a few milliseconds."""
+        """Decides what changes until the next plan; called before the first step, too.
+
+        It must be quick: a few milliseconds.
+        """
         del counters
         return PlanOutput()
 

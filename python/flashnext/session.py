@@ -83,7 +83,7 @@ class Session:
         profile: file of how often experts were used. It is read at open to choose what the device
             keeps at first, and replaced at close by the uses up to then. None: no file, but for
             the demo model the one that came with it, which is never written; False: none at all.
-        plan_every: steps between two questions to the policy.
+        plan_every: steps between two questions to the policy, the first before the first step.
         lockstep: promotions of the policy land before the next step, so that hits do not depend on
             the speed of copies and are those of a replay; for comparisons.
         trace: file to record the routing of all steps into, see :meth:`record`.

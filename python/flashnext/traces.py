@@ -178,7 +178,7 @@ class Trace:
             lines: experts that a layer can hold.
             policy: a name or an object; None: recency.
             seed: of the policy ``random``.
-            plan_every: steps between plans.
+            plan_every: steps between plans; the first is made before step 1.
             plan_limit: seconds that a plan may take.
             profile: (layers, experts) uses of earlier runs, for the first fill.
             cpu_of: of m misses of a layer the processor computes ``cpu_of[m]``, which take no line:

@@ -93,7 +93,7 @@ TEST(Planner, CutsAFirstFillToTheLines) {
   EXPECT_FALSE(planner.fault().has_value());
 }
 
-// A planner whose policy misbehaves once at step 32, and what it says about it.
+// A planner whose policy misbehaves once, after 32 steps, and what it says about it.
 std::string fault_of(std::function<PlanOutput()> misbehave) {
   auto policy = std::make_shared<Scripted>();
   policy->next = [&](const PolicyInput& in) {
@@ -110,7 +110,7 @@ std::string fault_of(std::function<PlanOutput()> misbehave) {
   EXPECT_EQ(planner.fault()->sequence, 32);
   const std::string message = planner.fault()->message();
   EXPECT_NE(message.find("\"scripted\""), std::string::npos);
-  EXPECT_NE(message.find("step 32"), std::string::npos);
+  EXPECT_NE(message.find("failed before step 33: "), std::string::npos) << message;
   EXPECT_EQ(planner.policy_name(), "recency");
   EXPECT_TRUE(planner.next(48, kHeld).install);  // and the policy is not asked again
   EXPECT_EQ(planner.fault()->sequence, 32);
@@ -175,8 +175,22 @@ TEST(Planner, ReplacesAPolicyWhoseFirstFillIsWrong) {
     ASSERT_TRUE(planner.fault().has_value());
     const std::string message = planner.fault()->message();
     EXPECT_NE(message.find(words), std::string::npos) << message;
-    EXPECT_NE(message.find("first fill"), std::string::npos) << message;
+    EXPECT_NE(message.find("failed at the first fill: "), std::string::npos) << message;
   }
+}
+
+TEST(Planner, TellsTheFirstPlanFromTheFirstFill) {
+  auto policy = std::make_shared<Scripted>();
+  policy->next = [](const PolicyInput&) -> PlanOutput { throw std::runtime_error("no"); };
+  Planner planner(kShape, policy);
+  EXPECT_EQ(planner.initial(), (Lists{{5, 4}, {3}}));
+  EXPECT_FALSE(planner.fault().has_value());
+  planner.next(0, kHeld);
+  ASSERT_TRUE(planner.fault().has_value());
+  EXPECT_FALSE(planner.fault()->is_first_fill);
+  EXPECT_EQ(planner.fault()->message(),
+            "policy \"scripted\" failed before step 1: no; recency took over for the rest of the "
+            "run");
 }
 
 TEST(Planner, ReplacesAPolicyThatIsTooSlow) {

@@ -53,11 +53,10 @@ TEST(Replay, StaticByHand) {
   ReplayOptions o;
   o.plan_every = 2;
   const ReplayResult r = replay(t, shape_of(t.head, 3), make_policy("static"), o);
-  // The rule holds from the first plan on, before step 3: until then misses are installed, so the
-  // lines stay 3 1 0.
-  EXPECT_EQ(hits(r), (std::vector<int>{1, 2, 1, 1, 1}));
-  EXPECT_EQ(r.steps[2].counts, (StepCounts{1, 1, 0, 0}));
-  EXPECT_EQ(r.plans, 2u);
+  // The first plan comes before the first step: the lines stay 2 1 0.
+  EXPECT_EQ(hits(r), (std::vector<int>{1, 1, 2, 0, 1}));
+  EXPECT_EQ(r.steps[3].counts, (StepCounts{0, 1, 0, 0}));
+  EXPECT_EQ(r.plans, 3u);
 }
 
 TEST(Replay, TheProfileFillsTheLines) {
@@ -98,7 +97,7 @@ TEST(Replay, PromotionsLandBeforeTheNextStep) {
   // 0; 3 has one; 1 and 3 are of step 2, so 6 finds none. 3: 7 hits, 6 replaces 3: 6 1 7. 4: 1
   // hits. Plan 4: 1 is the first to go. 5: 1 hits and is in use, 4 replaces 6 of step 3, line 0: 4
   // 1 7. 6: 2 replaces 1, by the order. Plan 6 fails, recency goes on. 7: 1 is gone; replaces 7.
-  EXPECT_EQ(policy->asked, (std::vector<std::int32_t>{2, 4, 6}));
+  EXPECT_EQ(policy->asked, (std::vector<std::int32_t>{0, 2, 4, 6}));
   EXPECT_EQ(policy->recent, 4u + 3 + 3);
   EXPECT_EQ(hits(r), (std::vector<int>{1, 2, 1, 1, 1, 0, 0}));
   EXPECT_EQ(r.sum.promoted, 1u);

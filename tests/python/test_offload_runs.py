@@ -209,16 +209,28 @@ def test_a_policy_is_first_asked_about_the_user_s_steps(offload: Open) -> None:
     class Asked(Favourites):
         def __init__(self) -> None:
             self.seen: list[int] = []
+            self.recent: list[Any] = []
 
         def plan(self, counters: Counters) -> PlanOutput:
             self.seen.append(counters.sequence)
+            self.recent.append(counters.recent.copy())
             return super().plan(counters)
 
     policy = Asked()
     session = offload(policy=policy, plan_every=4, cpu_misses="auto")
     assert policy.seen == []  # steps that were measured at open are not the user's
     session.generate(STORY, max_new_tokens=10)
-    assert policy.seen == [4, 8]
+    assert policy.seen == [0, 4, 8]
+    # Before the first step it sees what the prompt used, one chunk of it; the MTP head did not run.
+    prompt = policy.recent[0]
+    assert prompt.max() == 1 and (prompt[:8].sum(axis=1) >= 4).all() and not prompt[8].any()
+
+
+def test_a_static_policy_is_static_from_the_first_step_on(offload: Open) -> None:
+    session = offload(policy="static", profile=False)
+    session.generate(STORY)
+    total = session.stats()["cache"]["sum"]
+    assert total["fetched"] > 0 and total["installed"] == total["promoted"] == 0
 
 
 # ---- profiles -----------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Listening(Policy):
 
 
 def test_a_policy_sees_the_counters(tmp_path: Path) -> None:
-    # One layer of 6 experts, two a token; steps 1..5, planned after 2 and 4.
+    # One layer of 6 experts, two a token; steps 1..5, planned before 1, 3 and 5.
     steps = [[0, 5], [5, 1], [3, 5], [3, 3], [2, 0]]
     write_trace(tmp_path / "t", (1, 6, 2), [("step", i + 1, 0, [s]) for i, s in enumerate(steps)])
     policy = Listening()
@@ -49,8 +49,9 @@ def test_a_policy_sees_the_counters(tmp_path: Path) -> None:
     shape, budget, profile = policy.first
     assert (shape.layers, shape.experts, shape.top_k, shape.line_bytes) == (1, 6, 2, 100)
     assert budget == 3 and profile is None
-    assert [c.sequence for c in policy.seen] == [2, 4]
-    one, two = policy.copies
+    assert [c.sequence for c in policy.seen] == [0, 2, 4]
+    none, one, two = policy.copies
+    assert none["recent"].sum() == 0 and none["expert_of"].tolist() == [[2, 1, 0]]
     assert one["recent"].tolist() == [[1, 1, 0, 0, 0, 2]]
     assert two["recent"].tolist() == [[0, 0, 0, 2, 0, 1]]
     assert one["total"].tolist() == [[1, 1, 0, 0, 0, 2]]
@@ -90,7 +91,9 @@ def test_the_profile_reaches_the_policy(trace: Trace) -> None:
     profile = np.arange(96, dtype=np.uint64).reshape(3, 32)
     trace.replay(8, policy, profile=profile)
     assert np.array_equal(policy.first[2], profile)
-    assert policy.copies[0]["total"].sum() > profile.sum()
+    before, after = policy.copies[:2]
+    assert np.array_equal(before["total"], profile)  # the first plan: no step has run
+    assert after["total"].sum() == profile.sum() + 16 * 3 * 4  # of sixteen steps, one row each
 
 
 def test_what_a_policy_says_is_done(trace: Trace) -> None:
@@ -111,12 +114,14 @@ def test_what_a_policy_says_is_done(trace: Trace) -> None:
 
     frozen = trace.replay(8, Frozen())
     assert frozen.fault is None and frozen.promoted == 0
+    # The first plan comes before the first step, so the lines hold 0..7 all along.
+    assert frozen.hits == trace.uses()[:, :8].sum()
     static = trace.replay(8, "static")
     assert np.array_equal(frozen.step_hits, static.step_hits)
     for policy in (Promoting(), Arrays()):
         done = trace.replay(8, policy)
         assert done.fault is None
-        assert done.layer_promoted.tolist() == [0, 18, 0]  # six plans
+        assert done.layer_promoted.tolist() == [0, 21, 0]  # seven plans: before steps 1, 17 .. 97
         assert done.bytes == 1000 * (done.fetched + done.promoted)
 
 
@@ -155,7 +160,7 @@ def test_a_faulty_policy_is_replaced_and_the_run_goes_on(trace: Trace, words: st
     policy = Faulty()
     done = trace.replay(8, policy)
     assert done.fault is not None and words in done.fault, done.fault
-    assert 'policy "Faulty" failed at step 32' in done.fault
+    assert 'policy "Faulty" failed before step 17' in done.fault
     assert "recency took over" in done.fault
     assert policy.asked == 2 and len(done.step_hits) == 100
     # Up to the fault and after it the policy is recency, so nothing else differs.
@@ -191,7 +196,9 @@ def test_a_slow_policy_is_replaced(trace: Trace) -> None:
 
     done = trace.replay(8, Slow(), plan_limit=0.001)
     assert (
-        done.fault is not None and "step 16" in done.fault and "the limit is 1.0 ms" in done.fault
+        done.fault is not None
+        and "failed before step 1: " in done.fault
+        and "the limit is 1.0 ms" in done.fault
     )
     assert trace.replay(8, Slow(), plan_limit=60).fault is None
 

@@ -96,7 +96,8 @@ def stats_table(stats: dict[str, Any]) -> Table:
     )
     out.add_row("promoted", f"{total['promoted']} experts, {size_text(cache['promoted_bytes'])}")
     out.add_row("for prompts", f"{total['streamed']} experts, {size_text(cache['streamed_bytes'])}")
-    out.add_row("policy", f"{cache['policy']}, {cache['plans']} plans")
+    plans = "1 plan" if cache["plans"] == 1 else f"{cache['plans']} plans"
+    out.add_row("policy", f"{cache['policy']}, {plans}")
     out.add_row(
         "host memory",
         f"{size_text(bank['pinned_bytes'])} pinned, {size_text(bank['pageable_bytes'])} pageable, "
