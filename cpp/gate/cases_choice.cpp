@@ -52,7 +52,7 @@ Case route_case(const Dims& d, std::int32_t rows, bool normalise, RouteKind kind
   const auto forced_at = c.add("forced", forced, z(d.top_k));
   const auto ids = c.out<std::int32_t>("ids", z(d.top_k));
   const auto weights = c.out<float>("weights", z(d.top_k));
-  const auto gate = c.out<float>("gate", 1, kProductTolerance);
+  const auto gate = c.out<float>("gate", 1);
   // The first is the op's ticket and must be zero again.
   const auto ticket = c.add_output("ticket", std::vector<std::int32_t>(z(rows)), 1, 0);
   c.launch = [=](const Placed& p) {
