@@ -52,8 +52,7 @@ void stay_on(int core) noexcept {
 CpuExperts::CpuExperts(const MailView& mail, std::vector<LayerExperts> layers,
                        const CpuShape& shape, const CpuOptions& options)
     : head_(*mail.head),
-      posting_(mail, std::move(layers), shape, options.isa, thread_count(options),
-               options.division),
+      posting_(mail, std::move(layers), shape, options.isa, thread_count(options)),
       linger_ns_(options.linger_ns),
       awake_turns_(thread_count(options) < available_cores() ? kPatient : kBrief),
       opened_(std::atomic_ref(head_.done).load(std::memory_order_acquire)) {
@@ -152,18 +151,11 @@ bool CpuExperts::take_posting() noexcept {
 }
 
 void CpuExperts::claim_units() noexcept {
-  const auto claim = [this] { return ticket_.fetch_add(1, std::memory_order_acq_rel); };
-  std::uint64_t ticket = claim();
-  while (has_units(ticket)) {
-    const std::uint32_t unit = static_cast<std::uint32_t>(ticket);
-    // NOTE: before the unit is finished, so that the next is one of the same posting.
-    const bool is_ahead = posting_.may_claim_ahead(unit);
-    if (is_ahead) ticket = claim();
-    const std::uint32_t next =
-        is_ahead && has_units(ticket) ? static_cast<std::uint32_t>(ticket) : CpuPosting::kNoUnit;
-    if (!posting_.run(unit, next, abandon_)) return;
+  for (;;) {
+    const std::uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    if (!has_units(ticket)) return;
+    if (!posting_.run(static_cast<std::uint32_t>(ticket), abandon_)) return;
     if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_posting();
-    if (!is_ahead) ticket = claim();
   }
 }
 

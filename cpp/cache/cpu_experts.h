@@ -8,7 +8,6 @@
 //   ticket_     units of the open posting (upper half), next one to claim (lower half)
 //   opened_     sequence of the posting read last; changed by whoever reads the next
 //   remaining_  units not yet finished
-// A thread may claim its next unit before it runs one, to fetch the weights of both in one stream.
 // A posting follows only when the one before is done, so at that time nobody owns a unit; a thread
 // that comes late finds no unit left, or one of the new posting, and either is right.
 #pragma once
@@ -29,7 +28,6 @@ struct CpuOptions {
   exl3::Isa isa = exl3::best_isa();
   std::vector<int> cores;            // thread i stays on cores[i % size]; empty: anywhere
   std::int64_t linger_ns = 500'000;  // awake after disarm(), for the step that follows at once
-  CpuDivision division = CpuDivision::kInputs;
 };
 
 struct CpuCounters {

@@ -18,25 +18,6 @@ constexpr std::int32_t kBlock = 128;
 constexpr std::int32_t kUnitsAThread = 4;
 constexpr std::int32_t kDividedRows = 8;  // more rows a segment: enough work in a block
 
-// By inputs. Five blocks at 3 bits are 3,840 bytes a row of tiles, about a page, and the
-// prefetchers of the processor start anew at every page anyway.
-constexpr std::int32_t kWide = exl3::kWideBlocks;
-constexpr std::int32_t kWideUnitsAThread = 6;
-constexpr std::int32_t kMostParts = 8;     // sums of more take long to add up
-constexpr std::int32_t kInputStep = 64;    // parts are multiples of it
-constexpr std::int32_t kHeadInputs = 128;  // fetched before a unit begins
-constexpr std::int32_t kMostUnitsAThread = std::max(kUnitsAThread, kWideUnitsAThread);
-
-struct Span {
-  std::int32_t begin, end;
-};
-
-// The inputs of a part, in multiples of `step`.
-Span inputs_of(const Exl3Weight& w, std::int32_t step, std::int32_t parts, std::int32_t part) {
-  const std::int32_t steps = w.in / step;
-  return {part * steps / parts * step, (part + 1) * steps / parts * step};
-}
-
 std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
@@ -51,26 +32,24 @@ void wait_turn(int turn, int awake_turns) noexcept {
 void CpuPosting::Free::operator()(std::byte* p) const noexcept { std::free(p); }
 
 CpuPosting::CpuPosting(const MailView& mail, std::vector<LayerExperts> layers,
-                       const CpuShape& shape, exl3::Isa isa, int threads, CpuDivision division)
+                       const CpuShape& shape, exl3::Isa isa, int threads)
     : mail_(mail),
       layers_(std::move(layers)),
       shape_(shape),
       isa_(isa),
       threads_(threads),
-      division_(division),
       inner_blocks_(shape.inner / kBlock),
       dim_blocks_(shape.dim / kBlock) {
   check(shape.dim > 0 && shape.dim % kBlock == 0 && shape.inner > 0 && shape.inner % kBlock == 0,
         "cpu experts: sizes must be multiples of 128");
   check(shape.slots > 0 && shape.max_pairs > 0 && threads > 0, "cpu experts: empty shape");
   const std::size_t pairs = static_cast<std::size_t>(shape.max_pairs);
-  const std::size_t most_groups = static_cast<std::size_t>(kMostUnitsAThread * threads);
+  const std::size_t most_blocks = static_cast<std::size_t>(kUnitsAThread * threads);
   const std::size_t in = padded(exl3::prepared_bytes(shape.max_pairs, shape.dim));
   const std::size_t middle = padded(exl3::prepared_bytes(shape.max_pairs, shape.inner));
   const std::size_t product = padded(pairs * static_cast<std::size_t>(shape.inner) * sizeof(float));
-  // Parts of all groups are fewer than twice the units wanted.
-  constexpr std::int32_t unit_rows = std::max(kDividedRows, kWide);
-  const std::size_t sums = 2 * most_groups * unit_rows * kBlock * sizeof(std::int64_t);
+  // Parts of all blocks are fewer than twice the units wanted.
+  const std::size_t sums = 2 * most_blocks * kDividedRows * kBlock * sizeof(std::int64_t);
   const std::size_t bytes = 2 * in + middle + 2 * product + 2 * sums;
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(256, bytes)));
   if (memory_ == nullptr) throw std::bad_alloc();
@@ -81,8 +60,8 @@ CpuPosting::CpuPosting(const MailView& mail, std::vector<LayerExperts> layers,
   middle_ = exl3::place_prepared(take(middle), shape.max_pairs, shape.inner);
   for (float*& p : product_) p = reinterpret_cast<float*>(take(product));
   for (Division* d : {&up_, &down_}) {
-    d->width = d->groups = d->parts = 1;
-    d->unfinished = std::make_unique<Count[]>(most_groups);
+    d->parts = 1;
+    d->unfinished = std::make_unique<Count[]>(most_blocks);
     d->sums = reinterpret_cast<std::int64_t*>(take(sums));
   }
   segment_ = std::make_unique<Segment[]>(pairs);
@@ -119,6 +98,7 @@ std::uint32_t CpuPosting::open() {
       }
       s.begin = i;
       s.count = 0;
+      s.products_left.store(2 * inner_blocks_, std::memory_order_relaxed);
       s.is_active.store(0, std::memory_order_relaxed);
       last = job.expert;
     }
@@ -129,80 +109,31 @@ std::uint32_t CpuPosting::open() {
     pairs_.data()[i] = job.pair;
     segment_of_.data()[i] = segments_ - 1;
   }
-  divide(up_, segments_ * 2, inner_blocks_, shape_.dim);
-  divide(down_, segments_, dim_blocks_, shape_.inner);
-  for (std::int32_t i = 0; i < segments_; ++i) {
-    segment_.get()[i].products_left.store(2 * up_.groups, std::memory_order_relaxed);
-  }
-  return static_cast<std::uint32_t>(2 * jobs_ + firsts() + seconds());
+  divide(up_, segments_ * 2 * inner_blocks_, shape_.dim);
+  divide(down_, segments_ * dim_blocks_, shape_.inner);
+  return static_cast<std::uint32_t>(2 * jobs_ + segments_ * 2 * inner_blocks_ * up_.parts +
+                                    segments_ * dim_blocks_ * down_.parts);
 }
 
-void CpuPosting::divide(Division& d, std::int32_t products, std::int32_t blocks,
-                        std::int32_t inputs) noexcept {
-  d.width = d.parts = 1;
-  d.groups = blocks;
-  if (products == 0) return;
-  const auto parts_of = [&](std::int32_t groups, std::int32_t units_a_thread) {
-    const std::int32_t wanted = threads_ == 1 ? 1 : units_a_thread * threads_;
-    return (wanted + products * groups - 1) / (products * groups);
-  };
-  if (division_ == CpuDivision::kInputs && most_rows_ == 1) {
-    const std::int32_t most_parts = std::min(kMostParts, inputs / kBlock);
-    for (std::int32_t width = std::min(kWide, blocks); width > 1 && d.width == 1; --width) {
-      const std::int32_t parts = parts_of(blocks / width, kWideUnitsAThread);
-      if (blocks % width != 0 || parts > most_parts) continue;
-      d.width = width;
-      d.groups = blocks / width;
-      d.parts = parts;
-    }
-  }
-  if (d.width == 1 && most_rows_ <= kDividedRows) {
-    d.parts = std::min(parts_of(blocks, kUnitsAThread), inputs / kBlock);
-  }
-  if (d.parts == 1) return;
-  for (std::int32_t i = 0; i < products * d.groups; ++i) {
+void CpuPosting::divide(Division& d, std::int32_t blocks, std::int32_t inputs) noexcept {
+  d.parts = 1;
+  const std::int32_t wanted = kUnitsAThread * threads_;
+  if (threads_ == 1 || blocks == 0 || blocks >= wanted || most_rows_ > kDividedRows) return;
+  d.parts = std::min((wanted + blocks - 1) / blocks, inputs / kBlock);
+  for (std::int32_t i = 0; i < blocks; ++i) {
     d.unfinished.get()[i].left.store(d.parts, std::memory_order_relaxed);
   }
 }
 
-CpuPosting::Unit CpuPosting::unit_of(std::int32_t i) const noexcept {
-  const bool is_up = i < firsts();
-  if (!is_up) i -= firsts();
-  const Division& d = is_up ? up_ : down_;
-  const std::int32_t index = i / d.parts;
-  const std::int32_t product = index / d.groups;
-  return {segment_.get() + (is_up ? product / 2 : product), is_up ? product % 2 : 2, index,
-          index % d.groups * d.width, i % d.parts};
-}
-
-bool CpuPosting::may_claim_ahead(std::uint32_t unit) const noexcept {
-  const std::int32_t i = static_cast<std::int32_t>(unit) - 2 * jobs_;
-  if (i < 0) return false;
-  const bool is_up = i < firsts();
-  const std::int32_t left = (is_up ? firsts() : firsts() + seconds()) - i;
-  return (is_up ? up_ : down_).width > 1 && left > 2 * threads_;
-}
-
-exl3::Ahead CpuPosting::head_of(std::uint32_t unit) const noexcept {
-  const std::int32_t i = static_cast<std::int32_t>(unit) - 2 * jobs_;
-  if (unit == kNoUnit || i < 0) return {};
-  const Unit u = unit_of(i);
-  const Division& d = u.projection == 2 ? down_ : up_;
-  const Exl3Weight& w = u.segment->weights[u.projection];
-  const Span k = inputs_of(w, d.width > 1 ? kInputStep : kBlock, d.parts, u.part);
-  return exl3::ahead_of(w, u.block, d.width, k.begin, std::min(k.begin + kHeadInputs, k.end));
-}
-
-bool CpuPosting::run(std::uint32_t unit, std::uint32_t next,
-                     const std::atomic<bool>& abandon) noexcept {
-  const std::int32_t i = static_cast<std::int32_t>(unit) - 2 * jobs_;
-  if (i < 0) {
-    prepare(static_cast<std::int32_t>(unit));
+bool CpuPosting::run(std::uint32_t unit, const std::atomic<bool>& abandon) noexcept {
+  std::int32_t i = static_cast<std::int32_t>(unit);
+  if (i < 2 * jobs_) {
+    prepare(i);
     return true;
   }
-  const Unit u = unit_of(i);
-  const exl3::Ahead ahead = head_of(next);
-  return u.projection == 2 ? second(u, ahead, abandon) : first(u, ahead, abandon);
+  i -= 2 * jobs_;
+  const std::int32_t firsts = segments_ * 2 * inner_blocks_ * up_.parts;
+  return i < firsts ? first(i, abandon) : second(i - firsts, abandon);
 }
 
 void CpuPosting::prepare(std::int32_t unit) noexcept {
@@ -215,17 +146,19 @@ void CpuPosting::prepare(std::int32_t unit) noexcept {
   s.unprepared[projection].fetch_sub(1, std::memory_order_acq_rel);
 }
 
-bool CpuPosting::first(const Unit& u, const exl3::Ahead& next,
-                       const std::atomic<bool>& abandon) noexcept {
-  Segment& s = *u.segment;
-  const auto& unprepared = s.unprepared[u.projection];
-  for (int turn = 0; unprepared.load(std::memory_order_acquire) != 0; ++turn) {
+bool CpuPosting::first(std::int32_t unit, const std::atomic<bool>& abandon) noexcept {
+  const std::int32_t index = unit / up_.parts;
+  Segment& s = segment_.get()[index / (2 * inner_blocks_)];
+  const std::int32_t local = index % (2 * inner_blocks_);
+  const int projection = local / inner_blocks_;
+  for (int turn = 0; s.unprepared[projection].load(std::memory_order_acquire) != 0; ++turn) {
     if (abandon.load(std::memory_order_relaxed)) return false;
     wait_turn(turn);
   }
-  float* y = product_[u.projection] + std::int64_t{s.begin} * shape_.inner;
+  float* y = product_[projection] + std::int64_t{s.begin} * shape_.inner;
   const bool is_whole =
-      multiply(u, exl3::rows_of(in_[u.projection], s.begin, s.count), up_, next, y, nullptr);
+      multiply(s.weights[projection], exl3::rows_of(in_[projection], s.begin, s.count), up_, index,
+               local % inner_blocks_, unit % up_.parts, y, nullptr);
   if (is_whole && s.products_left.fetch_sub(1, std::memory_order_acq_rel) == 1) activate(s);
   return true;
 }
@@ -240,46 +173,36 @@ void CpuPosting::activate(Segment& s) noexcept {
   s.is_active.store(1, std::memory_order_release);
 }
 
-bool CpuPosting::second(const Unit& u, const exl3::Ahead& next,
-                        const std::atomic<bool>& abandon) noexcept {
-  const Segment& s = *u.segment;
+bool CpuPosting::second(std::int32_t unit, const std::atomic<bool>& abandon) noexcept {
+  const std::int32_t index = unit / down_.parts;
+  const Segment& s = segment_.get()[index / dim_blocks_];
   for (int turn = 0; s.is_active.load(std::memory_order_acquire) == 0; ++turn) {
     if (abandon.load(std::memory_order_relaxed)) return false;
     wait_turn(turn);
   }
-  multiply(u, exl3::rows_of(middle_, s.begin, s.count), down_, next, mail_.y,
-           pairs_.data() + s.begin);
+  multiply(s.weights[2], exl3::rows_of(middle_, s.begin, s.count), down_, index,
+           index % dim_blocks_, unit % down_.parts, mail_.y, pairs_.data() + s.begin);
   return true;
 }
 
-bool CpuPosting::multiply(const Unit& u, const exl3::Prepared& p, Division& d,
-                          const exl3::Ahead& next, float* y, const std::int32_t* rows) noexcept {
-  const Exl3Weight& w = u.segment->weights[u.projection];
-  if (d.width == 1 && d.parts == 1) {
-    exl3::multiply(w, p, isa_, u.block, u.block + 1, y, w.out, rows);
+bool CpuPosting::multiply(const Exl3Weight& w, const exl3::Prepared& p, Division& d,
+                          std::int32_t index, std::int32_t block, std::int32_t part, float* y,
+                          const std::int32_t* rows) noexcept {
+  if (d.parts == 1) {
+    exl3::multiply(w, p, isa_, block, block + 1, y, w.out, rows);
     return true;
   }
-  alignas(64) std::int64_t own[kWide * kBlock];
-  const std::int64_t size = std::int64_t{d.width} * most_rows_ * kBlock;
-  std::int64_t* all = d.parts == 1 ? own : d.sums + u.index * d.parts * size;
-  const Span k = inputs_of(w, d.width > 1 ? kInputStep : kBlock, d.parts, u.part);
-  if (d.width == 1) {
-    exl3::part_sums(w, p, isa_, u.block, k.begin, k.end, all + u.part * size);
-  } else {
-    exl3::wide_part_sums(w, p, isa_, u.block, d.width, k.begin, k.end, next, all + u.part * size);
+  const std::int32_t inputs = w.in / kBlock;
+  const std::int64_t size = std::int64_t{most_rows_} * kBlock;
+  std::int64_t* all = d.sums + index * d.parts * size;
+  exl3::part_sums(w, p, isa_, block, part * inputs / d.parts * kBlock,
+                  (part + 1) * inputs / d.parts * kBlock, all + part * size);
+  if (d.unfinished.get()[index].left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  const std::int64_t n = std::int64_t{p.rows} * kBlock;
+  for (std::int32_t other = 1; other < d.parts; ++other) {
+    for (std::int64_t i = 0; i < n; ++i) all[i] += all[other * size + i];
   }
-  if (d.parts > 1) {
-    auto& left = d.unfinished.get()[u.index].left;
-    if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
-    const std::int64_t n = std::int64_t{d.width} * p.rows * kBlock;
-    for (std::int32_t other = 1; other < d.parts; ++other) {
-      for (std::int64_t i = 0; i < n; ++i) all[i] += all[other * size + i];
-    }
-  }
-  for (std::int32_t b = 0; b < d.width; ++b) {
-    exl3::finish_sums(w, p, isa_, u.block + b, all + std::int64_t{b} * p.rows * kBlock, y, w.out,
-                      rows);
-  }
+  exl3::finish_sums(w, p, isa_, block, all, y, w.out, rows);
   return true;
 }
 

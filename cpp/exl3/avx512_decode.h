@@ -46,13 +46,6 @@ FN_AVX512_INLINE void prefetch_tile(const std::byte* p) {
   for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(p + line);
 }
 
-// The same into the second level only.
-template <int Bytes>
-FN_AVX512_INLINE void prefetch_tile_far(const std::byte* p) {
-#pragma GCC unroll 4
-  for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
-}
-
 // The bytes that a Permute names.
 template <int HB, class Source>
 FN_AVX512_INLINE __m512i permute(const Tile<HB>& t) {

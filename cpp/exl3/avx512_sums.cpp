@@ -8,16 +8,9 @@
 // are decoded into L1 and multiplied by six rows in turn.
 #if defined(__x86_64__)
 
-// GCC 12 takes the deliberately undefined operand inside some intrinsics for a mistake of ours.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
 #include "cpp/exl3/avx512_decode.h"
-#include "cpp/exl3/avx512_quad_rows.h"
+#include "cpp/exl3/avx512_quads.h"
 #include "cpp/exl3/avx512_rows.h"
-#include "cpp/exl3/avx512_split.h"
 #include "cpp/exl3/kernels.h"
 
 #include <cstddef>
@@ -25,12 +18,20 @@
 #include <immintrin.h>
 #include <utility>
 
+// GCC 12 takes the deliberately undefined operand inside some intrinsics for a mistake of ours.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace flashnext::exl3::internal {
 
 namespace {
 
+constexpr int kTiles = kBlock / kTile;  // tiles along a side of a block
 // B <= 1020, |V| <= 32258: a dword takes 32 products of pairs, so one row is folded every 4 tiles.
 constexpr int kFoldTiles = 4;
+constexpr int kQuadFoldTiles = 8;  // a dword of quads takes half the products of a tile
 // |B - 510| <= 510: it takes 64 products of pairs, 8 tiles.
 constexpr int kChunkTiles = 8;
 constexpr int kPassTiles = 4;  // n-tiles decoded at once
@@ -40,6 +41,13 @@ FN_AVX512_INLINE __m512i broadcast_pair(const std::int16_t* v) {
   std::int32_t pair;
   std::memcpy(&pair, v, sizeof pair);
   return _mm512_set1_epi32(pair);
+}
+
+// NOTE: typed as what vpdpwssd adds; as __m512i, GCC keeps a copy of every accumulator in memory.
+using Lanes = std::int32_t __attribute__((vector_size(64)));
+
+FN_AVX512_INLINE void add_product(Lanes& acc, __m512i weights, __m512i x) {
+  acc = reinterpret_cast<Lanes>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(acc), weights, x));
 }
 
 // acc gains the products of eight rows of a tile (two lane classes) with v (16).
@@ -57,6 +65,95 @@ FN_AVX512_INLINE void widen_into(std::int64_t* sums, __m512i acc) {
   const __m512i odd = _mm512_srai_epi64(acc, 32);
   _mm512_storeu_si512(sums, _mm512_add_epi64(_mm512_loadu_si512(sums), even));
   _mm512_storeu_si512(sums + 8, _mm512_add_epi64(_mm512_loadu_si512(sums + 8), odd));
+}
+
+// 65536 high + low, low >= 0: the sums of 16 columns of up to 2^21 inputs.
+struct Split {
+  __m512i low, high;
+};
+
+FN_AVX512_INLINE void fold(Split& sum, Lanes lanes) {
+  const __m512i acc = reinterpret_cast<__m512i>(lanes);
+  sum.low = _mm512_add_epi32(sum.low, _mm512_and_si512(acc, _mm512_set1_epi32(0xFFFF)));
+  sum.high = _mm512_add_epi32(sum.high, _mm512_srai_epi32(acc, 16));
+}
+
+// sums (16) = sum - 510 total.
+FN_AVX512_INLINE void widen_split(std::int64_t* sums, const Split& sum, std::int64_t total) {
+  const __m512i centre = _mm512_set1_epi64(-kCentre * total);
+  const __m512i low_even = _mm512_and_si512(sum.low, _mm512_set1_epi64(0xFFFFFFFF));
+  const __m512i low_odd = _mm512_srli_epi64(sum.low, 32);
+  const __m512i high_even = _mm512_srai_epi64(_mm512_slli_epi64(sum.high, 32), 16);
+  const __m512i high_odd = _mm512_slli_epi64(_mm512_srai_epi64(sum.high, 32), 16);
+  _mm512_storeu_si512(sums, _mm512_add_epi64(centre, _mm512_add_epi64(low_even, high_even)));
+  _mm512_storeu_si512(sums + 8, _mm512_add_epi64(centre, _mm512_add_epi64(low_odd, high_odd)));
+}
+
+// sums (16): columns 4 G + i + 8 h of a tile from the dwords of quads, less 510 total.
+template <int G>
+FN_AVX512_INLINE void widen_quads(std::int64_t* sums, const Split& sum, std::int64_t total) {
+  alignas(64) std::int64_t even[16];
+  widen_split(even, sum, 0);
+  const __m512i both = _mm512_add_epi64(_mm512_load_si512(even), _mm512_load_si512(even + 8));
+  const __m512i columns =
+      _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7),
+                               _mm512_add_epi64(both, _mm512_set1_epi64(-kCentre * total)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(sums + 4 * G), _mm512_castsi512_si256(columns));
+  _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(sums + 4 * G + 8),
+                      _mm512_extracti64x4_epi64(columns, 1));
+}
+
+FN_AVX512_INLINE __m512i broadcast_pairs(const std::int16_t* v) {
+  std::int64_t pairs;
+  std::memcpy(&pairs, v, sizeof pairs);
+  return _mm512_set1_epi64(pairs);
+}
+
+// acc gains the products of a tile's rows with v (16).
+FN_AVX512_INLINE void add_quads(Lanes& acc, const __m512i (&b)[4], const std::int16_t* v) {
+  add_product(acc, b[0], broadcast_pairs(v));
+  add_product(acc, b[1], broadcast_pairs(v + 8));
+  add_product(acc, b[2], broadcast_pairs(v + 4));
+  add_product(acc, b[3], broadcast_pairs(v + 12));
+}
+
+// One row times tiles that Quads fits.
+template <int HB, bool Multishift>
+FN_AVX512 void row_by_quads(const Exl3Weight& w, const Prepared& p, std::int32_t row,
+                            std::int32_t block, std::int64_t* sums) noexcept {
+  constexpr int bytes = Quads<HB>::kTileBytes;
+  const std::int64_t stride = static_cast<std::int64_t>(w.out / kTile) * bytes;
+  const std::byte* tiles = tile_at(w, 0, block * kTiles);
+  const std::int16_t* v = p.v + row * static_cast<std::int64_t>(p.in);
+  Split split[kTiles][2] = {};
+  const std::int32_t k_tiles = w.in / kTile;
+  for (std::int32_t a = 0; a < k_tiles; a += kQuadFoldTiles) {
+    // Fetch what the next round reads, as in few_rows.
+    const std::int64_t ahead =
+        a + kQuadFoldTiles < k_tiles ? kQuadFoldTiles * stride : kTiles * bytes - a * stride;
+    for (int n = 0; n < kTiles; ++n) {
+      const std::byte* tile = tiles + a * stride + n * bytes;
+      Lanes lower{};
+      Lanes upper{};
+#pragma GCC unroll 1
+      for (int i = 0; i < kQuadFoldTiles; ++i) {
+        prefetch_tile<bytes>(tile + i * stride + ahead);
+        const QuadTile<HB> t = load_quads<HB>(tile + i * stride);
+        const std::int16_t* x = v + (a + i) * kTile;
+        __m512i b[4];
+        quad_sums<HB, Multishift, 0>(t, b);
+        add_quads(lower, b, x);
+        quad_sums<HB, Multishift, 1>(t, b);
+        add_quads(upper, b, x);
+      }
+      fold(split[n][0], lower);
+      fold(split[n][1], upper);
+    }
+  }
+  for (int n = 0; n < kTiles; ++n) {
+    widen_quads<0>(sums + n * kTile, split[n][0], p.sum[row]);
+    widen_quads<1>(sums + n * kTile, split[n][1], p.sum[row]);
+  }
 }
 
 // Few rows: the products are taken while the weights are in registers. R: indices of the rows.
@@ -263,33 +360,10 @@ void block_sums(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::i
   }
 }
 
-template <bool Multishift>
-bool wide_sums(const Exl3Weight& w, const Prepared& p, std::int32_t block, std::int32_t blocks,
-               Ahead next, std::int64_t* sums) noexcept {
-  switch (w.words / 8) {
-    case 4:
-      wide_row<4, Multishift>(w, p, block, blocks, next, sums);
-      return true;
-    case 5:
-      wide_row<5, Multishift>(w, p, block, blocks, next, sums);
-      return true;
-    case 6:
-      wide_row<6, Multishift>(w, p, block, blocks, next, sums);
-      return true;
-    case 7:
-      wide_row<7, Multishift>(w, p, block, blocks, next, sums);
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
-const Kernels kAvx512Kernels = {avx512_prepare_row, block_sums<false>, avx512_finish,
-                                wide_sums<false>};
-const Kernels kAvx512MultishiftKernels = {avx512_prepare_row, block_sums<true>, avx512_finish,
-                                          wide_sums<true>};
+const Kernels kAvx512Kernels = {avx512_prepare_row, block_sums<false>, avx512_finish};
+const Kernels kAvx512MultishiftKernels = {avx512_prepare_row, block_sums<true>, avx512_finish};
 
 }  // namespace flashnext::exl3::internal
 

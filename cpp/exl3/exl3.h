@@ -83,45 +83,11 @@ void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t bloc
               std::int32_t block_end, float* y, std::int64_t y_stride,
               const std::int32_t* y_rows = nullptr) noexcept;
 
-// Weights that are wanted next: `strips` runs of `tiles` tiles, `stride` bytes apart. Whoever
-// computes other tiles meanwhile asks for them in the order of their addresses, which the
-// prefetchers of the processor recognise and run ahead of.
-struct Ahead {
-  const std::byte* at = nullptr;  // first tile of the strip
-  std::int64_t stride = 0;
-  std::int32_t tiles = 0;  // multiple of 8
-  std::int32_t strips = 0;
-  std::int32_t used = 0;  // tiles of the strip that were asked for
-
-  // The next `count` tiles (4 or 8) of `bytes` bytes; `otherwise` when none is left.
-  const std::byte* take(std::int32_t count, std::int32_t bytes,
-                        const std::byte* otherwise) noexcept {
-    if (strips == 0) return otherwise;
-    const std::byte* from = at + static_cast<std::int64_t>(used) * bytes;
-    used += count;
-    if (used >= tiles) {
-      used = 0;
-      --strips;
-      at += stride;
-    }
-    return from;
-  }
-};
-// Blocks [block, block + blocks) of inputs [in_begin, in_end).
-Ahead ahead_of(const Exl3Weight& w, std::int32_t block, std::int32_t blocks, std::int32_t in_begin,
-               std::int32_t in_end) noexcept;
-
 // multiply() in two steps, for callers that divide the inputs as well. Step 5 of one block over
 // inputs [in_begin, in_end), multiples of 128: sums (rows, 128), at most kRowGroup rows. The sums
 // of all parts add up to those of the whole, in any order.
 void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
                std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums) noexcept;
-// The same of one row for blocks [block, block + blocks), at most kWideBlocks, and inputs in
-// multiples of 64: sums (blocks, 128). It may fetch `next` meanwhile.
-inline constexpr std::int32_t kWideBlocks = 5;
-void wide_part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
-                    std::int32_t blocks, std::int32_t in_begin, std::int32_t in_end,
-                    const Ahead& next, std::int64_t* sums) noexcept;
 // Steps 6 and 7 of one block from the sums (rows, 128) of all inputs; y as in multiply().
 void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
                  const std::int64_t* sums, float* y, std::int64_t y_stride,

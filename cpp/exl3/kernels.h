@@ -26,10 +26,6 @@ struct Kernels {
   // 0.
   void (*finish)(const Exl3Weight& w, std::int32_t block, float q, std::int64_t total,
                  const std::int64_t* sums, float* y) noexcept;
-  // Sums of row 0 in blocks [block, block + blocks), at most kWideBlocks, in the order of the
-  // weights' addresses, while `next` is fetched. False: no such form for this rate; null: for any.
-  bool (*wide_sums)(const Exl3Weight& w, const Prepared& p, std::int32_t block, std::int32_t blocks,
-                    Ahead next, std::int64_t* sums) noexcept = nullptr;
 };
 
 extern const Kernels kScalarKernels;

@@ -154,60 +154,26 @@ void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::in
   }
 }
 
-namespace {
-
-// Inputs [in_begin, in_end) as a linear of its own; rows keep their distance p.in. totals (rows) is
-// memory for the sums of V.
-struct Part {
-  Part(const Exl3Weight& whole, const Prepared& p, std::int32_t in_begin, std::int32_t in_end,
-       std::int64_t* totals) noexcept
-      : w(whole), rows(p) {
-    constexpr int kStep = 64;
-    w.trellis = internal::tile_at(whole, in_begin / internal::kTile, 0);
-    w.in = in_end - in_begin;
-    rows.v += in_begin;
-    rows.sum = totals;
-    for (std::int32_t row = 0; row < p.rows; ++row) {
-      const std::int16_t* v = rows.v + static_cast<std::int64_t>(row) * p.in;
-      totals[row] = 0;
-      for (std::int32_t first = 0; first < w.in; first += kStep) {
-        std::int32_t total = 0;
-        for (int k = 0; k < kStep; ++k) total += v[first + k];
-        totals[row] += total;
-      }
-    }
-  }
-  Exl3Weight w;
-  Prepared rows;
-};
-
-}  // namespace
-
 void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
                std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums) noexcept {
+  // The part as a linear of its own; rows keep their distance p.in.
+  Exl3Weight part = w;
+  part.trellis = internal::tile_at(w, in_begin / internal::kTile, 0);
+  part.in = in_end - in_begin;
   std::int64_t totals[kRowGroup];
-  const Part part(w, p, in_begin, in_end, totals);
-  kernels(isa).sums(part.w, part.rows, 0, p.rows, block, sums);
-}
-
-Ahead ahead_of(const Exl3Weight& w, std::int32_t block, std::int32_t blocks, std::int32_t in_begin,
-               std::int32_t in_end) noexcept {
-  constexpr std::int32_t tiles = kBlock / internal::kTile;
-  return {internal::tile_at(w, in_begin / internal::kTile, block * tiles),
-          static_cast<std::int64_t>(w.out / internal::kTile) * w.words * 2, blocks * tiles,
-          (in_end - in_begin) / internal::kTile};
-}
-
-void wide_part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
-                    std::int32_t blocks, std::int32_t in_begin, std::int32_t in_end,
-                    const Ahead& next, std::int64_t* sums) noexcept {
-  std::int64_t totals[1];
-  const Part part(w, p, in_begin, in_end, totals);
-  const Kernels& k = kernels(isa);
-  if (k.wide_sums != nullptr && k.wide_sums(part.w, part.rows, block, blocks, next, sums)) return;
-  for (std::int32_t b = 0; b < blocks; ++b) {
-    k.sums(part.w, part.rows, 0, 1, block + b, sums + b * kBlock);
+  Prepared rows = p;
+  rows.v += in_begin;
+  rows.sum = totals;
+  for (std::int32_t row = 0; row < p.rows; ++row) {
+    const std::int16_t* v = rows.v + static_cast<std::int64_t>(row) * p.in;
+    totals[row] = 0;
+    for (std::int32_t first = 0; first < part.in; first += kBlock) {
+      std::int32_t total = 0;
+      for (int k = 0; k < kBlock; ++k) total += v[first + k];
+      totals[row] += total;
+    }
   }
+  kernels(isa).sums(part, rows, 0, p.rows, block, sums);
 }
 
 void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,

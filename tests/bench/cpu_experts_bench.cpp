@@ -4,11 +4,7 @@
 // time of a posting with next to no work. Experts are random, together larger than any cache, taken
 // in turn. Times are of the wall clock, best and median of the repeats.
 //
-// --load N: N more threads read another large buffer all the while, as a device that fetches
-// experts from the same memory does; what they read a second is part of the answer.
-//
 //   cpu_experts_bench [--threads N] [--isa NAME] [--rows N] [--megabytes N] [--repeats N] [--pin 1]
-//                     [--by inputs|columns] [--load N]
 #include "cpp/base/half.h"
 #include "cpp/base/thread_pool.h"
 #include "cpp/cache/cpu_experts.h"
@@ -39,8 +35,6 @@ struct Options {
   std::size_t megabytes = 256;
   int repeats = 60;
   bool pin = false;
-  std::string by = "inputs";
-  int load = 0;
 };
 
 double now() {
@@ -109,7 +103,6 @@ Times measure(const Model& m, const Options& o, int threads, std::int32_t expert
   cache::CpuOptions options;
   options.threads = threads;
   options.isa = exl3::isa_named(o.isa);
-  options.division = o.by == "columns" ? cache::CpuDivision::kColumns : cache::CpuDivision::kInputs;
   if (o.pin) {
     for (int i = 1; i <= threads; ++i) options.cores.push_back(i % available_cores());
   }
@@ -139,59 +132,9 @@ Times measure(const Model& m, const Options& o, int threads, std::int32_t expert
   return times_of(times);
 }
 
-// The sum of bytes [begin, end), multiples of 256.
-std::uint64_t sum_of(const std::byte* data, std::int64_t begin, std::int64_t end) {
-  using Vector = std::uint64_t __attribute__((vector_size(32)));
-  Vector sum[8] = {};
-  for (std::int64_t at = begin; at < end; at += 256) {
-    for (std::int64_t k = 0; k < 8; ++k) {
-      Vector v;
-      std::memcpy(&v, data + at + 32 * k, sizeof v);
-      sum[k] += v;
-    }
-  }
-  std::uint64_t total = 0;
-  for (const Vector& v : sum) total += v[0] + v[1] + v[2] + v[3];
-  return total;
-}
-
-// Threads that read a buffer over and over until they are destroyed.
-class Load {
- public:
-  Load(int threads, std::size_t bytes) {
-    if (threads == 0) return;
-    const std::int64_t chunks =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes) / kChunk);
-    data_ = random_bytes(static_cast<std::size_t>(chunks * kChunk));
-    for (int i = 0; i < threads; ++i) {
-      threads_.emplace_back([this, chunks, i, threads] {
-        std::uint64_t total = 0;
-        for (std::int64_t c = chunks * i / threads; !stop_.load(std::memory_order_relaxed); ++c) {
-          const std::int64_t at = c % chunks * kChunk;
-          total += sum_of(data_.get(), at, at + kChunk);
-          bytes_.fetch_add(kChunk, std::memory_order_relaxed);
-        }
-        sink_.fetch_add(total, std::memory_order_relaxed);
-      });
-    }
-  }
-  ~Load() {
-    stop_.store(true);
-    for (std::thread& t : threads_) t.join();
-  }
-  std::int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
-
- private:
-  static constexpr std::int64_t kChunk = 1 << 20;
-  Buffer data_;
-  std::atomic<bool> stop_{false};
-  std::atomic<std::int64_t> bytes_{0};
-  std::atomic<std::uint64_t> sink_{0};
-  std::vector<std::thread> threads_;
-};
-
 // Bytes per second of threads that only add up a buffer.
 double read_bandwidth(const Model& m, int threads, int repeats) {
+  using Vector = std::uint64_t __attribute__((vector_size(32)));
   const std::size_t bytes = m.refs.size() * static_cast<std::size_t>(m.dim) *
                             static_cast<std::size_t>(m.inner) * 9 / 8 / 4096 * 4096;
   const std::byte* data = m.memory.get();
@@ -200,10 +143,20 @@ double read_bandwidth(const Model& m, int threads, int repeats) {
   std::vector<double> times;
   for (int i = 0; i < repeats; ++i) {
     const double start = now();
-    pool.parallel_for(
-        static_cast<std::int64_t>(bytes / 4096), 64, [&](std::int64_t begin, std::int64_t end) {
-          sink.fetch_add(sum_of(data, begin * 4096, end * 4096), std::memory_order_relaxed);
-        });
+    pool.parallel_for(static_cast<std::int64_t>(bytes / 4096), 64,
+                      [&](std::int64_t begin, std::int64_t end) {
+                        Vector sum[8] = {};
+                        for (std::int64_t at = begin * 4096; at < end * 4096; at += 256) {
+                          for (std::int64_t k = 0; k < 8; ++k) {
+                            Vector v;
+                            std::memcpy(&v, data + at + 32 * k, sizeof v);
+                            sum[k] += v;
+                          }
+                        }
+                        std::uint64_t total = 0;
+                        for (const Vector& v : sum) total += v[0] + v[1] + v[2] + v[3];
+                        sink.fetch_add(total, std::memory_order_relaxed);
+                      });
     times.push_back(now() - start);
   }
   return static_cast<double>(bytes) / times_of(times).best;
@@ -219,8 +172,6 @@ Options parse(int argc, char** argv) {
     if (name == "--megabytes") o.megabytes = static_cast<std::size_t>(std::atol(argv[i + 1]));
     if (name == "--repeats") o.repeats = std::atoi(argv[i + 1]);
     if (name == "--pin") o.pin = std::atoi(argv[i + 1]) != 0;
-    if (name == "--by") o.by = argv[i + 1];
-    if (name == "--load") o.load = std::max(0, std::atoi(argv[i + 1]));
   }
   return o;
 }
@@ -232,7 +183,6 @@ int main(int argc, char** argv) {
   prctl(PR_SET_TIMERSLACK, 1000);
   const Model model(2560, 640, o.megabytes << 20);
   const Model small(128, 128, 0);
-  const Load load(o.load, o.megabytes << 20);
   std::vector<int> all;
   if (o.threads > 0) {
     all = {o.threads};
@@ -244,9 +194,8 @@ int main(int argc, char** argv) {
   std::printf("{\"bench\": \"cpu_experts\", \"isa\": \"%s\", \"cores\": %d, \"rows\": %d, ",
               std::string(exl3::to_string(exl3::isa_named(o.isa))).c_str(), available_cores(),
               o.rows);
-  std::printf("\"megabytes\": %zu, \"repeats\": %d, \"pinned\": %s, ", o.megabytes, o.repeats,
-              o.pin ? "true" : "false");
-  std::printf("\"by\": \"%s\", \"load_threads\": %d, \"threads\": [", o.by.c_str(), o.load);
+  std::printf("\"megabytes\": %zu, \"repeats\": %d, \"pinned\": %s, \"threads\": [", o.megabytes,
+              o.repeats, o.pin ? "true" : "false");
   const char* comma = "\n";
   for (const int threads : all) {
     const double read = read_bandwidth(model, threads, 5);
@@ -256,16 +205,12 @@ int main(int argc, char** argv) {
                 idle.best * 1e6, idle.median * 1e6);
     comma = "\n  ";
     for (std::int32_t experts = 1; experts <= kSlots; ++experts) {
-      const std::int64_t loaded = load.bytes();
-      const double start = now();
       const Times t = measure(model, o, threads, experts, o.rows, o.repeats);
-      const double other = static_cast<double>(load.bytes() - loaded) / (now() - start);
       const double bytes = experts * (2560.0 * 640 * 9 / 8 + 3 * 2 * (2560 + 640));
       std::printf("%s{\"experts\": %d, \"us\": {\"best\": %.1f, \"median\": %.1f}, ", comma,
                   experts, t.best * 1e6, t.median * 1e6);
-      std::printf("\"gb_per_s\": {\"best\": %.2f, \"median\": %.2f}, \"of_read\": %.3f, ",
+      std::printf("\"gb_per_s\": {\"best\": %.2f, \"median\": %.2f}, \"of_read\": %.3f}",
                   bytes / t.best / 1e9, bytes / t.median / 1e9, bytes / t.median / read);
-      std::printf("\"load_gb_per_s\": %.2f}", other / 1e9);
       std::fflush(stdout);
       comma = ",\n  ";
     }

@@ -93,48 +93,6 @@ TEST(CpuExperts, BitsOfTheOp) {
   }
 }
 
-// One row an expert: groups of several blocks, parts of the inputs in halves of a block, and units
-// claimed ahead.
-TEST(CpuExperts, BitsOfTheOpByInputs) {
-  struct Case {
-    std::int32_t dim, inner, words[3];
-  };
-  for (const Case& c : {Case{1280, 640, {48, 48, 48}}, Case{640, 384, {32, 56, 40}},
-                        Case{512, 256, {64, 48, 24}}}) {
-    Sizes sizes;
-    sizes.dim = c.dim;
-    sizes.inner = c.inner;
-    sizes.layers = 1;
-    sizes.slots = 10;
-    std::copy_n(c.words, 3, sizes.words);
-    const Experts experts(sizes);
-    for (const Isa isa : isas()) {
-      if (isa == Isa::kScalar && c.dim > 1000) continue;
-      for (const cache::CpuDivision division :
-           {cache::CpuDivision::kInputs, cache::CpuDivision::kColumns}) {
-        for (const int threads : {1, 2, 3, 15}) {
-          Desk desk(sizes, exl3::best_isa());
-          std::mt19937 random(static_cast<unsigned>(threads));
-          cache::CpuOptions options = with(threads, isa);
-          options.division = division;
-          CpuExperts workers(desk.mail(), experts.layers(), desk.shape(), options);
-          workers.arm();
-          for (const std::int32_t count : {1, 2, 3, 5, 8, 10}) {
-            desk.draw(random, 1, count);
-            desk.post(0);
-            desk.join(0);
-            const std::vector<float> expected = desk.expected(experts, 0);
-            ASSERT_TRUE(same_bits(expected.data(), desk.y.data(), expected.size()))
-                << exl3::to_string(isa) << " threads " << threads << " experts " << count;
-          }
-          workers.disarm();
-          EXPECT_EQ(workers.fault(), "");
-        }
-      }
-    }
-  }
-}
-
 TEST(CpuExperts, ManyPostings) {
   const Sizes sizes;
   const Experts experts(sizes);
@@ -293,6 +251,34 @@ TEST(CpuExperts, SleepsWhileDisarmed) {
     workers.arm();
     desk.join(0);
     EXPECT_EQ(done(desk), desk.sequence);
+  }
+}
+
+TEST(CpuExperts, PartsOfTheInputsAddUp) {
+  for (const std::int32_t words : {24, 48, 80}) {
+    const exl3_test::Linear l = exl3_test::random_linear(640, 256, words, 8);
+    const std::vector<float> x = exl3_test::random_rows(9, 640, 9);
+    for (const Isa isa : isas()) {
+      for (const std::int32_t rows : {1, 3, 9}) {
+        const std::vector<float> whole = exl3_test::ours(l.w, x.data(), rows, 127, isa);
+        exl3_test::AlignedBytes memory(exl3::prepared_bytes(rows, 640));
+        const exl3::Prepared p = exl3::place_prepared(memory.data(), rows, 640);
+        exl3::prepare(l.w, x.data(), 640, 127, isa, 0, rows, p);
+        std::vector<float> y(whole.size());
+        for (std::int32_t block = 0; block < 2; ++block) {
+          std::vector<std::int64_t> sums(static_cast<std::size_t>(rows) * 128);
+          std::vector<std::int64_t> part(sums.size());
+          const std::int32_t edges[] = {0, 128, 512, 640};
+          for (int i = 0; i < 3; ++i) {
+            exl3::part_sums(l.w, p, isa, block, edges[i], edges[i + 1], part.data());
+            for (std::size_t k = 0; k < sums.size(); ++k) sums[k] += part[k];
+          }
+          exl3::finish_sums(l.w, p, isa, block, sums.data(), y.data(), 256);
+        }
+        EXPECT_TRUE(same_bits(whole.data(), y.data(), y.size()))
+            << exl3::to_string(isa) << " words " << words << " rows " << rows;
+      }
+    }
   }
 }
 
