@@ -13,6 +13,8 @@ namespace flashnext::cache {
 
 namespace {
 
+// What a posting takes beside its experts, in fetches of one: 20 us of 37 with an H200's link.
+constexpr double kPosting = 0.5;
 constexpr double kAsGood = 1.01;  // steps this close are equally fast: measurements are no closer
 
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
@@ -38,9 +40,20 @@ std::vector<std::int32_t> cpu_table(std::int32_t max_misses, double share, std::
   check(max_misses >= 0 && share >= 0 && share <= 1 && most >= 0,
         "cpu_table: share of the processor out of range");
   std::vector<std::int32_t> cpu_of;
+  // Times in fetches of one expert: what the processor takes for one follows from the share, which
+  // is where both end together for many.
+  const double each = share > 0 ? (1 - share) / share : std::numeric_limits<double>::infinity();
+  const double start = share < 1 ? kPosting : 0;
   for (std::int32_t m = 0; m <= max_misses; ++m) {
-    const double n = std::ceil(share * m - 0.5);
-    cpu_of.push_back(std::clamp(static_cast<std::int32_t>(n), 0, std::min(m, most)));
+    std::int32_t best = 0;
+    double shortest = m;
+    for (std::int32_t n = 1; n <= std::min(m, most); ++n) {
+      const double time = std::max(static_cast<double>(m - n), start + each * n);
+      if (time >= shortest) continue;
+      best = n;
+      shortest = time;
+    }
+    cpu_of.push_back(best);
   }
   return cpu_of;
 }

@@ -19,8 +19,10 @@ struct CpuMisses {
 // "off", "auto" or a whole number; InputError for anything else. "0" is "off".
 CpuMisses parse_cpu_misses(std::string_view text);
 
-// cpu_of[m] for m = 0..max_misses: share * m to the nearest whole number, halves down (a fetched
-// expert also gets a line), and at most `most`. share in [0, 1]. Never falls, cpu_of[0] = 0.
+// cpu_of[m] for m = 0..max_misses: so many that fetches and processor, which work at once, end
+// soonest, the fewer the better (a fetched expert also gets a line), and at most `most`. `share` in
+// [0, 1] is the processor's part of many misses; of one or two it may take none, since a posting
+// costs time of its own. 1: all. Never falls, cpu_of[0] = 0.
 std::vector<std::int32_t> cpu_table(std::int32_t max_misses, double share, std::int32_t most);
 
 // A whole step measured with this share of its misses on the processor.

@@ -336,6 +336,7 @@ void ExpertCache::catch_up() {
 
 void ExpertCache::count_prompt(std::int32_t layer, std::span<const std::int32_t> ids,
                                std::uint64_t streamed) {
+  if (is_suspended_) return;
   planner_->count_choices(layer, ids, sequence_);
   if (trace_ != nullptr) {
     trace_->append(TraceKind::kPrompt, sequence_,
@@ -357,6 +358,21 @@ void ExpertCache::bypass(bool on) {
   bypass_ = on;
   for (Lines& lines : lines_) lines.set_install(policy_installs_ && !on);
   dirty_.assign(dirty_.size(), true);
+}
+
+void ExpertCache::suspend(StreamId main) {
+  suspended_share_ = cpu_of_;
+  suspended_bypass_ = bypass_;
+  is_suspended_ = true;
+  share_misses(std::vector<std::int32_t>(cpu_of_.size(), 0));
+  bypass(true);
+  upload(main);
+}
+
+void ExpertCache::resume() {
+  is_suspended_ = false;
+  share_misses(suspended_share_);
+  bypass(suspended_bypass_);
 }
 
 void ExpertCache::forget() {

@@ -114,6 +114,12 @@ class ExpertCache {
   // Misses take no line and the policy is not asked: steps leave the cache as it is.
   void bypass(bool on);
 
+  // Programs may run again and again, apart from steps: misses pass through staging, none goes to
+  // the processor, and what the device notes about its lines meanwhile is forgotten at resume().
+  // suspend() enqueues on `main`.
+  void suspend(StreamId main);
+  void resume();
+
   // The line that holds an expert now, or null. For prompts: nothing changes while they stream.
   const std::byte* line_of(std::int32_t layer, std::int32_t expert);
   ExpertRef ref_of(std::int32_t layer, const std::byte* line) const;
@@ -180,6 +186,9 @@ class ExpertCache {
   std::vector<bool> dirty_;   // layers whose tables differ from the device's
   std::vector<std::int32_t> cpu_of_;
   bool bypass_ = false;
+  std::vector<std::int32_t> suspended_share_;  // what resume() restores
+  bool suspended_bypass_ = false;
+  bool is_suspended_ = false;
   bool policy_installs_ = true;
   std::vector<std::vector<std::int32_t>> first_;  // (layers) what filled the lines
   std::unique_ptr<Planner> planner_;

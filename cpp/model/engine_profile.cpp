@@ -48,9 +48,30 @@ std::int32_t Engine::count_experts(const RouteArgs& route, std::int32_t rows) {
   return static_cast<std::int32_t>(std::set<std::int32_t>(ids, ids + n).size());
 }
 
+namespace {
+
+// Runs that are no steps of the cache's, until the end of the scope.
+class Suspended {
+ public:
+  Suspended(cache::ExpertCache* cache, StreamId main) : cache_(cache) {
+    if (cache_ != nullptr) cache_->suspend(main);
+  }
+  ~Suspended() {
+    if (cache_ != nullptr) cache_->resume();
+  }
+  Suspended(const Suspended&) = delete;
+  Suspended& operator=(const Suspended&) = delete;
+
+ private:
+  cache::ExpertCache* cache_;
+};
+
+}  // namespace
+
 StepProfile Engine::profile(int repeats) {
   check(last_ != nullptr, "profile needs a step before it");
   check(repeats >= 1, "profile needs at least one repeat");
+  const Suspended suspended(cache_, streams_.main());
   const Program& program = last_->trunk_program;
   const StepHead head = last_->buffer->head();
   StepSizes sizes{last_->step.head, head.rows, head.outputs,

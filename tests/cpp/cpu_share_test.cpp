@@ -39,7 +39,11 @@ TEST(CpuShare, Table) {
   EXPECT_EQ(cpu_table(5, 1.0, 2), (Table{0, 1, 2, 2, 2, 2}));
   EXPECT_EQ(cpu_table(5, 1.0, 0), (Table{0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(cpu_table(6, 0.5, 100), (Table{0, 0, 1, 1, 2, 2, 3}));
-  EXPECT_EQ(cpu_table(8, 0.375, 100), (Table{0, 0, 1, 1, 1, 2, 2, 3, 3}));
+  // An expert takes the processor 5/3 of a fetch, and a posting 1/2: of two misses one would take
+  // 2.17, longer than two fetches; of three, 2.17 is less than three.
+  EXPECT_EQ(cpu_table(8, 0.375, 100), (Table{0, 0, 0, 1, 1, 2, 2, 2, 3}));
+  // 1/3 each: even a single miss is done sooner, 0.83, than fetched.
+  EXPECT_EQ(cpu_table(4, 0.75, 100), (Table{0, 1, 1, 2, 3}));
   EXPECT_EQ(cpu_table(0, 0.5, 100), (Table{0}));
   for (int eighths = 0; eighths <= 8; ++eighths) {
     const Table t = cpu_table(80, eighths / 8.0, 37);

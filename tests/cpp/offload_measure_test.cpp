@@ -4,6 +4,7 @@
 #include "cpp/checkpoint/synthetic.h"
 #include "cpp/session/measure.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -177,6 +178,33 @@ TEST(OffloadRecord, AReplayGivesTheEnginesOwnCounts) {
     EXPECT_EQ(replayed.layers[l].promoted, done[l].promoted) << l;
   }
   EXPECT_GT(replayed.sum.promoted, 10u);
+}
+
+// A profile runs the last step again and again, op by op: none of that is the cache's, and no
+// posting is left without workers.
+TEST(OffloadProfile, LeavesTheCacheAsItWas) {
+  for (const char* misses : {"off", "2"}) {
+    SessionOptions o = offload();
+    o.cpu_misses = misses;
+    o.cpu_threads = 1;
+    o.cpu_deadline_seconds = 0.5;
+    const auto session = open(o);
+    const std::vector<float> want = session->logits(ids(40), 1);
+    for (const std::size_t prompt : {std::size_t{5}, std::size_t{40}}) {
+      MeasureOptions m;
+      m.new_tokens = prompt == 5 ? 3 : 0;  // the last step has one row, or many
+      measure_run(*session, ids(prompt), m, true);
+      session->check_cache();  // the books are up to date
+      const std::vector<std::uint64_t> total(session->cache()->planner().total().begin(),
+                                             session->cache()->planner().total().end());
+      session->engine().profile(2);
+      session->check_cache();
+      EXPECT_EQ(session->cache()->stall(), "");
+      EXPECT_TRUE(
+          std::equal(total.begin(), total.end(), session->cache()->planner().total().begin()));
+      EXPECT_EQ(session->logits(ids(40), 1), want) << misses << ", prompt " << prompt;
+    }
+  }
 }
 
 }  // namespace
