@@ -1,8 +1,11 @@
 // Synthetic checkpoints on disk. Data goes from the repeating pool to the page cache in large
-// gathered writes; config.json comes last, so that a folder that was not finished does not open.
+// gathered writes of several threads, since making pages is what takes the time; config.json comes
+// last, so that a folder that was not finished does not open.
+#include "cpp/base/thread_pool.h"
 #include "cpp/checkpoint/synthetic.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +23,9 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kShardBytes = std::uint64_t{4} << 30;
 constexpr std::uint64_t kHoleBytes = std::uint64_t{64} << 20;  // n-gram tables above are holes
 constexpr std::size_t kPieces = 512;                           // of one gathered write
-constexpr std::size_t kPieceBytes = std::size_t{32} << 20;
+constexpr std::size_t kWriteBytes = std::size_t{8} << 20;      // about as many as one write has
+constexpr std::size_t kBatchBytes = std::size_t{256} << 20;    // that threads share
+constexpr std::size_t kProgressBytes = std::size_t{32} << 20;
 constexpr const char* kNgramFile = "ngram_embedding.safetensors";
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
@@ -31,8 +36,9 @@ constexpr const char* kNgramFile = "ngram_embedding.safetensors";
 // A new file, written front to back.
 class File {
  public:
-  explicit File(std::string path)
+  File(std::string path, ThreadPool& pool)
       : path_(std::move(path)),
+        pool_(pool),
         fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {
     if (fd_ < 0) fail(path_, "creating it");
   }
@@ -42,24 +48,29 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
+  // `data` must stay until the next flush.
   void add(const std::byte* data, std::size_t bytes) {
     while (bytes > 0) {
-      const std::size_t n = std::min(bytes, kPieceBytes);
-      pieces_.push_back({const_cast<std::byte*>(data), n});
+      if (writes_.empty() || writes_.back().bytes >= kWriteBytes ||
+          writes_.back().pieces.size() == kPieces) {
+        writes_.push_back({size_, 0, {}});
+      }
+      Write& write = writes_.back();
+      const std::size_t n = std::min(bytes, kWriteBytes);
+      write.pieces.push_back({const_cast<std::byte*>(data), n});
+      write.bytes += n;
+      size_ += n;
       queued_ += n;
       data += n;
       bytes -= n;
-      if (pieces_.size() == kPieces || queued_ >= kPieceBytes) flush();
     }
+    if (queued_ >= kBatchBytes) flush();
   }
   // Leaves a hole of that size at the end.
   void hole(std::uint64_t bytes) {
     flush();
     size_ += bytes;
-    if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0 ||
-        ::lseek(fd_, static_cast<off_t>(size_), SEEK_SET) < 0) {
-      fail(path_, "making room");
-    }
+    if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0) fail(path_, "making room");
   }
   void close() {
     flush();
@@ -67,14 +78,37 @@ class File {
   }
 
  private:
+  struct Write {
+    std::uint64_t offset;
+    std::size_t bytes;
+    std::vector<iovec> pieces;
+  };
+
   void flush() {
-    iovec* at = pieces_.data();
-    std::size_t left = pieces_.size();
+    std::atomic<int> error{0};
+    pool_.parallel_for(static_cast<std::int64_t>(writes_.size()), 1,
+                       [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t i = begin; i < end && error.load() == 0; ++i) {
+                           const int code = write(writes_[static_cast<std::size_t>(i)]);
+                           if (code != 0) error.store(code);
+                         }
+                       });
+    writes_.clear();
+    queued_ = 0;
+    if (error.load() == 0) return;
+    errno = error.load();
+    fail(path_, "writing it");
+  }
+
+  // 0, or the error.
+  int write(Write& w) const {
+    iovec* at = w.pieces.data();
+    std::size_t left = w.pieces.size();
     while (left > 0) {
-      const ssize_t n = ::writev(fd_, at, static_cast<int>(left));
+      const ssize_t n = ::pwritev(fd_, at, static_cast<int>(left), static_cast<off_t>(w.offset));
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) fail(path_, "writing it");
-      size_ += static_cast<std::uint64_t>(n);
+      if (n <= 0) return n < 0 ? errno : ENOSPC;
+      w.offset += static_cast<std::uint64_t>(n);
       for (auto done = static_cast<std::size_t>(n); done > 0;) {
         const std::size_t step = std::min(done, at->iov_len);
         at->iov_base = static_cast<std::byte*>(at->iov_base) + step;
@@ -85,15 +119,15 @@ class File {
         --left;
       }
     }
-    pieces_.clear();
-    queued_ = 0;
+    return 0;
   }
 
   std::string path_;
+  ThreadPool& pool_;
   int fd_;
-  std::vector<iovec> pieces_;
+  std::vector<Write> writes_;
   std::size_t queued_ = 0;
-  std::uint64_t size_ = 0;
+  std::uint64_t size_ = 0;  // with what is queued
 };
 
 std::string shape_json(const std::vector<std::int64_t>& shape) {
@@ -226,7 +260,7 @@ class Writer {
   void write(const std::string& name, std::size_t begin, std::size_t end,
              const std::string& metadata) {
     unfinished_.push_back(folder_ / name);
-    File file((folder_ / name).string());
+    File file((folder_ / name).string(), pool_);
     const SyntheticTensor* all = plan_.tensors.data();
     const std::string header = header_of(all + begin, all + end, metadata);
     file.add(reinterpret_cast<const std::byte*>(header.data()), header.size());
@@ -238,7 +272,7 @@ class Writer {
       }
       memory_.pieces(all[t], [&](const std::byte* data, std::size_t n) { file.add(data, n); });
       done_ += bytes;
-      if (progress_ && done_ - heard_ >= kPieceBytes) {
+      if (progress_ && done_ - heard_ >= kProgressBytes) {
         progress_("write", done_, plan_.bytes);
         heard_ = done_;
       }
@@ -249,7 +283,7 @@ class Writer {
 
   void write_text(const std::string& name, const std::string& text) {
     unfinished_.push_back(folder_ / name);
-    File file((folder_ / name).string());
+    File file((folder_ / name).string(), pool_);
     file.add(reinterpret_cast<const std::byte*>(text.data()), text.size());
     file.close();
   }
@@ -258,6 +292,7 @@ class Writer {
   const ModelShape& shape_;
   Plan plan_;
   SyntheticMemory memory_;
+  ThreadPool pool_{0};
   const Progress& progress_;
   std::vector<fs::path> unfinished_;
   std::uint64_t done_ = 0, heard_ = 0;
