@@ -198,6 +198,8 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
   built.trunk_program = std::exchange(builder.program(), {});
   if (mtp_) {
     built.mtp_step = built.mtp_buffer->view(k.rows, 1, k.outputs);
+    // Of the trunk it needs the streams alone; a rewind needs what the trunk staged.
+    if (!staged) builder.reuse(built.trunk.scratch);
     built.mtp_buffer->add_upload(builder.program());
     built.mtp = build_mtp(builder, context, built.mtp_step);
     if (staged && cache_ != nullptr) {

@@ -17,10 +17,12 @@ class GdnPart {
     const ModelShape& s = p_.shape();
     const std::int64_t r = p_.step().max_rows;
     GraphBuilder& b = p_.builder();
+    p_.begin_sublayer();
     if (!staged_) kept_ = take_kept();
     z_ = b.take<float>(r * s.gdn_value());
     o_ = b.take<float>(r * s.gdn_value());
     gated_ = b.take<float>(r * s.gdn_value());
+    b.reuse_nothing();
   }
 
   TrunkBuffers::Stage add(const GdnWeights& w, const SlotLayout::Gdn& slot, const float* x,
@@ -174,13 +176,14 @@ NgramHashArgs ngram_hash_args(const ModelShape& shape, const NgramTable& table,
 
 TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, const StepView& step,
                          const TrunkOptions& options) {
-  LayerParts parts(builder, context, step);
-  const ModelShape& s = parts.shape();
+  const ModelShape& s = context.checkpoint.shape();
   const Weights& w = context.weights;
-  const Scratch& t = parts.scratch();
-  GdnPart gdn(parts, context, options.staged);
   TrunkBuffers out{};
   out.streams = builder.take<float>(std::int64_t{step.max_rows} * s.stack());
+  out.scratch = builder.mark();
+  LayerParts parts(builder, context, step, !options.staged);
+  const Scratch& t = parts.scratch();
+  GdnPart gdn(parts, context, options.staged);
 
   std::optional<PlePart> ple;
   if (w.ple) ple.emplace(parts, context, options.packed_host);
@@ -241,7 +244,7 @@ void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepVi
 }
 
 MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step) {
-  LayerParts parts(builder, context, step);
+  LayerParts parts(builder, context, step, true);
   const ModelShape& s = parts.shape();
   const MtpWeights& w = *context.weights.mtp;
   const Scratch& t = parts.scratch();

@@ -34,6 +34,7 @@ struct GraphContext {
 // runs.
 struct TrunkBuffers {
   float* streams;        // (rows, S, D): after the last layer
+  std::size_t scratch;   // mark of the builder: where the trunk's other buffers begin
   float* logits;         // (outputs, vocab)
   std::int32_t* tokens;  // (outputs): what the sampler drew
   // What a rewind replays: the recurrence on what the convolution gave it, and the push of the

@@ -4,8 +4,9 @@
 
 namespace flashnext {
 
-LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step)
-    : b_(builder), c_(context), s_(context.checkpoint.shape()), step_(step) {
+LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+                       bool overlaid)
+    : b_(builder), c_(context), s_(context.checkpoint.shape()), step_(step), overlaid_(overlaid) {
   attn_ = {s_.heads,     s_.kv_heads,    s_.head_dim,     s_.rotary, s_.index_heads,
            s_.index_dim, s_.index_block, s_.max_blocks(), s_.eps};
   const std::int64_t r = step.max_rows;
@@ -15,6 +16,7 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   scratch_.mlp_x = b_.take<float>(r * s_.hidden);
   scratch_.mlp_inj = b_.take<float>(r * s_.streams);
   scratch_.mlp_y = b_.take<float>(r * s_.hidden);
+  sublayer_ = b_.mark();
   at_.qg = b_.take<float>(r * 2 * s_.q_dim());
   at_.k = b_.take<float>(r * s_.kv_dim());
   at_.v = b_.take<float>(r * s_.kv_dim());
@@ -24,11 +26,13 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   at_.o = b_.take<float>(r * s_.q_dim());
   at_.blocks = b_.take<std::int32_t>(r * s_.max_blocks());
   at_.count = b_.take<std::int32_t>(r);
+  begin_sublayer();
   moe_.shared_gate = b_.take<float>(r);
   moe_.ids = b_.take<std::int32_t>(r * s_.top_k);
   moe_.weights = b_.take<float>(r * s_.top_k);
   moe_.slot_y = b_.take<float>(r * s_.top_k * s_.hidden);
   moe_.shared_y = b_.take<float>(r * s_.hidden);
+  b_.reuse_nothing();
 }
 
 MixArgs LayerParts::mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const {

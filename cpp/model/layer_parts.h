@@ -17,7 +17,15 @@ struct Scratch {
 
 class LayerParts {
  public:
-  LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step);
+  // With `overlaid`, what a sublayer needs for itself shares memory with what others need: nothing
+  // of it outlives the sublayer.
+  LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+             bool overlaid);
+
+  // A part of its own of that memory begins here; to be followed by reuse_nothing() of the builder.
+  void begin_sublayer() {
+    if (overlaid_) b_.reuse(sublayer_);
+  }
 
   RowCount rows(std::int32_t scale = 1) const {
     return {&step_.head->rows, scale, step_.max_rows * scale};
@@ -56,6 +64,8 @@ class LayerParts {
   const GraphContext& c_;
   const ModelShape& s_;
   const StepView step_;
+  const bool overlaid_;
+  std::size_t sublayer_ = 0;  // where the memory of sublayers begins
   AttnDims attn_{};
   Scratch scratch_{};
   struct {

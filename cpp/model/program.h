@@ -115,10 +115,17 @@ class GraphBuilder {
 
   template <class T>
   T* take(std::int64_t count) {
-    const std::size_t begin = used_.activations;
-    used_.activations += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    const std::size_t begin = at_;
+    at_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    used_.activations = std::max(used_.activations, at_);
     return reinterpret_cast<T*>(base_ + begin);
   }
+  // Buffers that are never in use at once may share memory: what is taken after reuse(mark()) lies
+  // over what was taken after that mark, until reuse() of another.
+  std::size_t mark() const noexcept { return at_; }
+  void reuse(std::size_t mark) noexcept { at_ = mark; }
+  // Behind everything that was taken so far.
+  void reuse_nothing() noexcept { at_ = used_.activations; }
 
   template <class Args>
   void add(Lane lane, Args args) {
@@ -145,6 +152,7 @@ class GraphBuilder {
   std::byte* base_;
   Sizes sizes_;
   Sizes used_;
+  std::size_t at_ = 0;  // of the next buffer
   Program program_;
 };
 
