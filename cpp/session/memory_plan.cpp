@@ -10,6 +10,7 @@ namespace flashnext {
 
 namespace {
 
+constexpr std::int32_t kResidentChunk = 512, kOffloadChunk = 2048;  // rows, unless asked for
 constexpr const char* kRemedy =
     "\nLower window, lanes, chunk or prefix_snapshots, or raise memory_limit";
 
@@ -23,11 +24,11 @@ WeightOptions weight_options(const SessionOptions& o, bool offload) {
   return weights;
 }
 
-EngineOptions engine_options(const SessionOptions& o) {
+EngineOptions engine_options(const SessionOptions& o, bool offload) {
   EngineOptions engine;
   engine.lanes = o.lanes;
   engine.window = o.window;
-  engine.chunk = o.chunk;
+  engine.chunk = o.chunk != 0 ? o.chunk : offload ? kOffloadChunk : kResidentChunk;
   engine.levels = o.levels;
   engine.token_limit = o.token_limit;
   engine.graphs = o.graphs;
@@ -123,7 +124,7 @@ class MemoryPlanner {
   MemoryPlan count(bool offload, std::int32_t lines) const {
     MemoryPlan result;
     result.weights = weight_options(o_, offload);
-    result.engine = engine_options(o_);
+    result.engine = engine_options(o_, offload);
     result.offload = offload;
     result.lines = lines;
     result.device_limit = limit_;

@@ -33,7 +33,9 @@ struct SessionOptions {
   std::uint64_t seed = 0;       // of the host device's execution order (never of the text)
   std::string isa = "auto";     // of the host device: "auto", "scalar", "avx2", "avx512"
   bool graphs = true;
-  std::int32_t chunk = 512;        // most rows of a prefill step
+  // Most rows of a prefill step; 0: 512, or 2048 with experts in host memory, which are streamed
+  // once a step.
+  std::int32_t chunk = 0;
   std::int32_t snapshots = 8;      // remembered prefixes
   std::int32_t token_limit = 0;    // ids from here on are never sampled; 0: the whole vocabulary
   std::uint64_t memory_limit = 0;  // bytes; 0: none

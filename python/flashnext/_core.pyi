@@ -105,7 +105,7 @@ def plan(
     reserve: int = 0,
     window: int = 0,
     lanes: int = 1,
-    chunk: int = 512,
+    chunk: int = 0,
     snapshots: int = 8,
     experts: str = "auto",
     cache_lines: int = 0,

@@ -60,7 +60,8 @@ class Session:
             (which changes no bit).
         isa: instruction set of the host device, ``auto`` or one that this CPU has; for tests.
         graphs: replay captured graphs of the steps (the bits are the same without).
-        chunk: prompt tokens a step.
+        chunk: prompt tokens a step; 0: 512, or 2,048 with experts in host memory, which are
+            streamed once a step.
         prefix_snapshots: how many states are kept for prefix reuse.
         memory_limit: most bytes that may be allocated on the device; 0: all that it has free. On
             the host device it is a limit on everything but the experts in host memory.
@@ -127,7 +128,7 @@ class Session:
         seed: int = 0,
         isa: str = "auto",
         graphs: bool = True,
-        chunk: int = 512,
+        chunk: int = 0,
         prefix_snapshots: int = 8,
         memory_limit: int = 0,
         vram_gb: float | None = None,
@@ -160,7 +161,7 @@ class Session:
             seed=self._seed,
             isa=checks.word("isa", isa),
             graphs=bool(graphs),
-            chunk=checks.whole("chunk", chunk, 1, 2**31 - 1),
+            chunk=checks.whole("chunk", chunk, 0, 2**31 - 1),
             prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
             memory_limit=options.limit_bytes(vram_gb, memory_limit),
             token_limit=self.tokenizer.size,

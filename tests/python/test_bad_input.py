@@ -113,7 +113,7 @@ BAD_SESSIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"device": 3}, ["device", "3"]),
     ({"device": "cuda:x"}, ["cuda:x"]),
     ({"isa": "mmx"}, ["mmx"]),
-    ({"chunk": 0}, ["chunk", "0"]),
+    ({"chunk": -1}, ["chunk", "-1"]),
     ({"seed": -1}, ["seed", "-1"]),
     ({"prefix_snapshots": -1}, ["prefix_snapshots", "-1"]),
     ({"widow": 5}, ["widow", "did you mean window"]),

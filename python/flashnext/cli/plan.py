@@ -81,7 +81,11 @@ def add(commands: Any) -> None:
     )
     session.add_argument("--lanes", type=int, default=1, metavar="N", help="requests at once")
     session.add_argument(
-        "--chunk", type=int, default=512, metavar="N", help="tokens of a prompt in one step"
+        "--chunk",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of a prompt in one step (default: 512, or 2048 with experts in RAM)",
     )
     session.add_argument(
         "--snapshots", type=int, default=8, metavar="N", help="prefixes remembered (default: 8)"
@@ -160,7 +164,7 @@ def _plan(options: argparse.Namespace, card: Card) -> dict[str, Any]:
             reserve=max(_SYSTEM, ram // 20),
             window=0 if options.window is None else whole("window", options.window, 1),
             lanes=whole("lanes", options.lanes, 1),
-            chunk=whole("chunk", options.chunk, 1),
+            chunk=whole("chunk", options.chunk, 0),
             snapshots=whole("snapshots", options.snapshots, 0),
             experts=options.experts,
             cache_lines=whole("lines", options.lines, 0),
