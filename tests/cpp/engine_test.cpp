@@ -71,7 +71,7 @@ TEST(Open, RefusesOptionsByName) {
   refused([](SessionOptions& o) { o.isa = "neon"; }, "isa");
   refused([](SessionOptions& o) { o.device = "gpu"; }, "device");
   refused([](SessionOptions& o) { o.threads = -2; }, "threads");
-  refused([](SessionOptions& o) { o.chunk = 0; }, "chunk");
+  refused([](SessionOptions& o) { o.chunk = -1; }, "chunk");
   refused([](SessionOptions& o) { o.snapshots = -1; }, "snapshots");
   refused([](SessionOptions& o) { o.token_limit = 9999; }, "token_limit");
 }
