@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <unistd.h>
 
 namespace flashnext {
 namespace {
@@ -194,8 +195,9 @@ TEST(OffloadFaults, BudgetOneLineShort) {
 }
 
 TEST(OffloadFaults, ProfilesThatAreNoneOfOurs) {
-  const std::string path =
-      (std::filesystem::temp_directory_path() / "flashnext_faults_profile.bin").string();
+  const std::string path = (std::filesystem::temp_directory_path() /
+                            ("flashnext_faults_profile_" + std::to_string(::getpid()) + ".bin"))
+                               .string();
   const auto write = [&path](const std::string& bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
   };
