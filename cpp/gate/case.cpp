@@ -79,7 +79,7 @@ Results run(Device& device, const Case& c, const RunOptions& options) {
                 max_rows, &workspaces, false, &companions};
   const auto upload = [&](const void* data, std::size_t bytes, std::size_t room, std::size_t at) {
     std::byte* to = staging.as<std::byte>() + at;
-    std::memcpy(to, data, bytes);
+    if (bytes > 0) std::memcpy(to, data, bytes);
     std::memset(to + bytes, 0xFF, room - bytes);
     blocks.emplace_back(device, Space::kDevice, room, "case");
     device.copy_async(stream.id(), blocks.back().data(), to, room);
