@@ -2,6 +2,7 @@
 
 #include "cpp/base/half.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -169,7 +170,9 @@ std::string differs(const Case& c, const Results& part, const Results& whole, st
     const std::vector<std::byte>& p = part[at];
     const std::vector<std::byte>& w = whole[at++];
     if (begin + p.size() > w.size()) return b.name + " has another size";
-    if (std::memcmp(p.data(), w.data() + begin, p.size()) != 0) return b.name + " differs";
+    if (!std::equal(p.begin(), p.end(), w.begin() + static_cast<std::ptrdiff_t>(begin))) {
+      return b.name + " differs";
+    }
   }
   return {};
 }
