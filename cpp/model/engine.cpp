@@ -380,7 +380,8 @@ const std::vector<StepOutput>& Engine::step(std::span<const LaneRows> rows, bool
   }
   Built& built = bucket_for(total, outputs);
   fill(built, rows);
-  run_step(built, total);
+  run_layers(built, {built.trunk_program, built.trunk_graphs, *built.buffer, 0, shape_.layers},
+             total);
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   if (fetch_logits && outputs > 0) {
     device_.copy_async(streams_.main(), logits_host_.data(), built.trunk.logits,

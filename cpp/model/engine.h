@@ -178,8 +178,14 @@ class Engine {
   GraphBuilder::Sizes build_bucket(Built& built, std::byte* base, const GraphBuilder::Sizes& sizes);
   void capture(const Program& program, Graphs& graphs);
   void run(const Built& built, const Program& program, const Graphs& graphs, std::int32_t rows);
-  void run_step(const Built& built, std::int32_t rows);
-  void run_mtp(const Built& built, std::int32_t rows);
+  // A program of a bucket, and the layers with experts [first, first + count) that it has.
+  struct Part {
+    const Program& program;
+    const Graphs& graphs;
+    const StepBuffer& buffer;
+    std::int32_t first, count;
+  };
+  void run_layers(const Built& built, const Part& part, std::int32_t rows);
   void add_cache_results(Program& program, std::size_t first, std::size_t count) const;
   template <class Run>
   double time_run(Run&& enqueue, int repeats);

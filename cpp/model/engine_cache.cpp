@@ -14,32 +14,19 @@ void Engine::add_cache_results(Program& program, std::size_t first, std::size_t 
                cache_->layer(first).counters, count * sizeof(CacheCounters));
 }
 
-// Runs the trunk and waits for it. When the processor does not answer in time the step is repeated
-// without it: the state before the step is untouched, since such steps write their state aside.
-void Engine::run_step(const Built& built, std::int32_t rows) {
-  const auto layers = shape_.layers;
+// With a cache, waits for the program as well. When the processor does not answer in time the
+// program is repeated without it: the state before the step is untouched, since such steps write
+// their state aside.
+void Engine::run_layers(const Built& built, const Part& part, std::int32_t rows) {
   const bool few = cache_ != nullptr && built.bucket.rows <= cache_->options().decode_rows;
   if (cache_ != nullptr && !few) stream_->begin();
   for (;;) {
-    if (few) built.buffer->head().sequence = cache_->before_step(streams_.main());
-    run(built, built.trunk_program, built.trunk_graphs, rows);
+    if (few) part.buffer.head().sequence = cache_->before_step(streams_.main());
+    run(built, part.program, part.graphs, rows);
     if (!few) return;
     cache_->catch_up();
     device_.synchronize(streams_.main());
-    if (cache_->after_step(0, layers, rows)) return;
-  }
-}
-
-void Engine::run_mtp(const Built& built, std::int32_t rows) {
-  const bool few = cache_ != nullptr && built.bucket.rows <= cache_->options().decode_rows;
-  if (cache_ != nullptr && !few) stream_->begin();
-  for (;;) {
-    if (few) built.mtp_buffer->head().sequence = cache_->before_step(streams_.main());
-    run(built, built.mtp_program, built.mtp_graphs, rows);
-    if (!few) return;
-    cache_->catch_up();
-    device_.synchronize(streams_.main());
-    if (cache_->after_step(shape_.layers, 1, rows)) return;
+    if (cache_->after_step(part.first, part.count, rows)) return;
   }
 }
 

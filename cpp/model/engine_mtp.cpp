@@ -43,7 +43,7 @@ std::vector<float> Engine::mtp_step(std::int32_t index, std::int32_t next) {
     b.segments()[0] = {0, n, begin, index, l.slot, l.slot};
     b.head() = {n, 1, n, 0};
     fill_pages(b, index);
-    run_mtp(built, n);
+    run_layers(built, {built.mtp_program, built.mtp_graphs, b, shape_.layers, 1}, n);
     device_.copy_async(streams_.main(), logits_host_.data(), built.mtp.logits,
                        static_cast<std::size_t>(n) * row * sizeof(float));
     device_.synchronize(streams_.main());
