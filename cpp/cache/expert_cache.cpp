@@ -360,6 +360,28 @@ void ExpertCache::bypass(bool on) {
   dirty_.assign(dirty_.size(), true);
 }
 
+CacheTotals ExpertCache::totals() const {
+  CacheTotals t;
+  for (std::int32_t l = 0; l < shape_.layers; ++l) {
+    const LayerStats& s = stats_[size(l)];
+    const std::uint64_t line = size(line_bytes(l));
+    t.sum.steps += s.steps;
+    t.sum.hits += s.hits;
+    t.sum.fetched += s.fetched;
+    t.sum.installed += s.installed;
+    t.sum.on_cpu += s.on_cpu;
+    t.sum.fetch_ns += s.fetch_ns;
+    t.sum.wait_ns += s.wait_ns;
+    t.sum.promoted += s.promoted;
+    t.sum.streamed += s.streamed;
+    t.fetched_bytes += s.fetched * line;
+    t.promoted_bytes += s.promoted * line;
+    t.cpu_bytes += s.on_cpu * line;
+    t.streamed_bytes += s.streamed * line;
+  }
+  return t;
+}
+
 void ExpertCache::suspend(StreamId main) {
   suspended_share_ = cpu_of_;
   suspended_bypass_ = bypass_;

@@ -71,6 +71,12 @@ struct LayerStats {
   std::uint64_t promoted = 0, streamed = 0;  // lines copied by the planner, and for prompts
 };
 
+// Of all layers.
+struct CacheTotals {
+  LayerStats sum;
+  std::uint64_t fetched_bytes = 0, promoted_bytes = 0, cpu_bytes = 0, streamed_bytes = 0;
+};
+
 class ExpertCache {
  public:
   // Allocates everything; the bank and the device must outlive the cache.
@@ -137,6 +143,7 @@ class ExpertCache {
   // Counts of every step's layers are also what a replay of this trace gives.
   void record(TraceWriter* trace) noexcept { trace_ = trace; }
   const std::vector<LayerStats>& stats() const noexcept { return stats_; }
+  CacheTotals totals() const;
   const Planner& planner() const { return *planner_; }
   CpuExperts* cpu() noexcept { return cpu_.get(); }
   std::int32_t max_misses() const noexcept { return options_.decode_rows * shape_.top_k; }

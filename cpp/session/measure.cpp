@@ -77,19 +77,16 @@ class Routing {
 StepExperts expert_counts(const cache::ExpertCache* cache) {
   StepExperts sum;
   if (cache == nullptr) return sum;
-  for (std::size_t l = 0; l < cache->stats().size(); ++l) {
-    const cache::LayerStats& s = cache->stats()[l];
-    const auto line = static_cast<std::uint64_t>(cache->line_bytes(static_cast<std::int32_t>(l)));
-    sum.hits += s.hits;
-    sum.fetched += s.fetched;
-    sum.installed += s.installed;
-    sum.on_cpu += s.on_cpu;
-    sum.promoted += s.promoted;
-    sum.fetched_bytes += s.fetched * line;
-    sum.cpu_bytes += s.on_cpu * line;
-    sum.fetch_ns += s.fetch_ns;
-    sum.wait_ns += s.wait_ns;
-  }
+  const cache::CacheTotals totals = cache->totals();
+  sum.hits = totals.sum.hits;
+  sum.fetched = totals.sum.fetched;
+  sum.installed = totals.sum.installed;
+  sum.on_cpu = totals.sum.on_cpu;
+  sum.promoted = totals.sum.promoted;
+  sum.fetched_bytes = totals.fetched_bytes;
+  sum.cpu_bytes = totals.cpu_bytes;
+  sum.fetch_ns = totals.sum.fetch_ns;
+  sum.wait_ns = totals.sum.wait_ns;
   return sum;
 }
 

@@ -26,26 +26,9 @@ py::dict cache_stats(Session& session) {
   cache::ExpertCache& cache = *session.cache();
   py::dict d;
   py::list layers;
-  cache::LayerStats sum;
-  std::uint64_t fetched_bytes = 0, promoted_bytes = 0, cpu_bytes = 0, streamed_bytes = 0;
-  for (std::size_t i = 0; i < cache.stats().size(); ++i) {
-    const cache::LayerStats& s = cache.stats()[i];
-    const auto line = static_cast<std::uint64_t>(cache.line_bytes(static_cast<std::int32_t>(i)));
-    sum.steps += s.steps;
-    sum.hits += s.hits;
-    sum.fetched += s.fetched;
-    sum.installed += s.installed;
-    sum.on_cpu += s.on_cpu;
-    sum.fetch_ns += s.fetch_ns;
-    sum.wait_ns += s.wait_ns;
-    sum.promoted += s.promoted;
-    sum.streamed += s.streamed;
-    fetched_bytes += s.fetched * line;
-    promoted_bytes += s.promoted * line;
-    cpu_bytes += s.on_cpu * line;
-    streamed_bytes += s.streamed * line;
-    layers.append(layer_dict(s));
-  }
+  for (const cache::LayerStats& s : cache.stats()) layers.append(layer_dict(s));
+  const cache::CacheTotals totals = cache.totals();
+  const cache::LayerStats& sum = totals.sum;
   d["lines"] = cache.shape().lines;
   d["experts"] = cache.shape().experts;
   d["line_bytes"] = cache.shape().line_bytes;
@@ -53,10 +36,10 @@ py::dict cache_stats(Session& session) {
   d["sum"] = layer_dict(sum);
   const std::uint64_t wanted = sum.hits + sum.fetched + sum.on_cpu;
   d["hit_rate"] = wanted == 0 ? 0.0 : static_cast<double>(sum.hits) / static_cast<double>(wanted);
-  d["fetched_bytes"] = fetched_bytes;
-  d["promoted_bytes"] = promoted_bytes;
-  d["cpu_bytes"] = cpu_bytes;
-  d["streamed_bytes"] = streamed_bytes;
+  d["fetched_bytes"] = totals.fetched_bytes;
+  d["promoted_bytes"] = totals.promoted_bytes;
+  d["cpu_bytes"] = totals.cpu_bytes;
+  d["streamed_bytes"] = totals.streamed_bytes;
   d["recording"] = session.recording();
   d["layers"] = layers;
   d["policy"] = cache.planner().policy_name();
