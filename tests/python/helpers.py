@@ -37,6 +37,12 @@ def checkpoint(letter: str) -> Path:
     return path
 
 
+def capability() -> str:
+    """Of the first GPU, as sm_90."""
+    major, minor = flashnext.devices()[1]["capability"]
+    return f"sm_{major}{minor}"
+
+
 def run_cli(
     *arguments: str, stdin: str | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:

@@ -11,15 +11,11 @@ import pytest
 
 import flashnext
 from flashnext import Trace, bench, evidence, receipts
+from helpers import capability
 
 pytestmark = pytest.mark.gpu
 
 STORY = "Tell me a story about a fox and a lamp."
-
-
-def capability() -> str:
-    major, minor = flashnext.devices()[1]["capability"]
-    return f"sm_{major}{minor}"
 
 
 @pytest.fixture(autouse=True)
