@@ -62,6 +62,8 @@ const char* to_string(Op op) noexcept {
       return "mtp_join";
     case Op::kSample:
       return "sample";
+    case Op::kGuess:
+      return "guess";
     case Op::kResolve:
       return "resolve";
     case Op::kFetch:

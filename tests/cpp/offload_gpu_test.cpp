@@ -72,7 +72,7 @@ TEST_F(Offload, TheGatesCasesPass) {
   const std::vector<Planned> plan = op_plan();
   for (auto planned = plan.rbegin(); planned != plan.rend(); ++planned) {
     const Case c = planned->make();
-    if (c.op < Op::kResolve) break;  // they come last
+    if (c.op < Op::kGuess) break;  // they come last
     check(c);
     ++cases;
   }
