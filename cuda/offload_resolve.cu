@@ -2,8 +2,9 @@
 //
 // A thread a (row, slot) pair: it is the expert's first appearance when no earlier pair has the
 // same id. Where an expert goes follows from how many experts of each kind come before it, which
-// ballots count. Victims are needed only when something is installed: of all lines, those with the
-// smallest keys, found by counting for every line how many go before it.
+// ballots count; which misses are the processor's, from how many were seen before. Victims are
+// needed only when something is installed: of all lines, those with the smallest keys, found by
+// counting for every line how many go before it.
 #include "cpp/base/errors.h"
 #include "cpp/device/resolve.h"
 #include "cuda/device_clock.h"
@@ -79,10 +80,12 @@ struct Shared {
   alignas(16) std::int32_t ids[kMaxPairs];
   std::int32_t cpu_of[kMaxPairs + 1];
   std::int32_t victims[kMaxPairs];
-  std::uint32_t used[kMaxTable / 32];  // a bit a line
+  alignas(16) std::int32_t seen[kMaxPairs];  // of a fetchable pair; -1 of the others
+  std::uint32_t used[kMaxTable / 32];        // a bit a line
   // A bit a pair: first appearance of an expert that has a line; that has none and is reachable;
-  // that has none and is not.
+  // that has none and is not; of the fetchable ones, those that are fetched.
   std::uint32_t hits[kPairWarps], fetchable[kPairWarps], unreachable[kPairWarps];
+  std::uint32_t fetched[kPairWarps];
   std::int32_t usable;      // lines that may be given up
   std::int32_t candidates;  // of those, the ones in question
   std::uint64_t bound;      // the last of them
@@ -105,6 +108,22 @@ __device__ __forceinline__ int before(const std::uint32_t (&bits)[kPairWarps], i
     n += __popc(bits[w] & mask);
   }
   return n;
+}
+
+// How many of the fetchable pairs are fetched before this one is, when time allows for few of them:
+// those that were seen later, and of those seen at once the earlier ones.
+__device__ __forceinline__ int seen_later(const Shared& shared, int pairs, int pair) {
+  const std::int32_t mine = shared.seen[pair];
+  int later = 0;
+#pragma unroll 2
+  for (int j = 0; j < pairs; j += 4) {
+    const int4 seen = reinterpret_cast<const int4*>(shared.seen)[j / 4];
+    later += (seen.x > mine || (seen.x == mine && j < pair)) ? 1 : 0;
+    later += (seen.y > mine || (seen.y == mine && j + 1 < pair)) ? 1 : 0;
+    later += (seen.z > mine || (seen.z == mine && j + 2 < pair)) ? 1 : 0;
+    later += (seen.w > mine || (seen.w == mine && j + 3 < pair)) ? 1 : 0;
+  }
+  return later;
 }
 
 // With more lines than groups (line % kGroups): the `wanted`-th smallest of the groups' smallest
@@ -197,7 +216,8 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
                      reinterpret_cast<std::int32_t*>(memory) + 2 * room,
                      reinterpret_cast<std::int32_t*>(memory) + 3 * room};
   std::int32_t* order = reinterpret_cast<std::int32_t*>(memory) + 4 * room;  // (experts)
-  std::int32_t* line_of = order + tables.experts;                            // (experts)
+  // (experts) line, or -1 - seen of an expert that has none: it is asked for only then.
+  std::int32_t* line_of = order + tables.experts;
   const int t = static_cast<int>(threadIdx.x);
   const int max_pairs = args.rows.max * args.slots;
   pdl_trigger();
@@ -219,14 +239,16 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   const std::int32_t id = t < max_pairs ? __ldcg(args.ids + t) : 0;
   const bool shares = tables.cpu_of != nullptr && t <= max_pairs;
   const std::int32_t share_of = shares ? __ldcg(tables.cpu_of + t) : 0;
-  std::int32_t held[kPerThread], stamp[kPerThread];                // of line t + kThreads * q
-  std::int32_t expert_line[kPerThread], expert_order[kPerThread];  // of expert t + kThreads * q
+  std::int32_t held[kPerThread], stamp[kPerThread];  // of line t + kThreads * q
+  // Of expert t + kThreads * q.
+  std::int32_t expert_line[kPerThread], expert_seen[kPerThread], expert_order[kPerThread];
 #pragma unroll
   for (int q = 0; q < kPerThread; ++q) {
     const int at = t + kThreads * q;
     held[q] = at < tables.lines ? __ldcg(tables.expert_of + at) : kFillingLine;
     stamp[q] = at < tables.lines ? __ldcg(tables.stamp + at) : 0;
     expert_line[q] = at < tables.experts ? __ldcg(tables.line_of + at) : 0;
+    expert_seen[q] = at < tables.experts ? __ldcg(tables.seen + at) : 0;
     expert_order[q] = at < tables.experts ? __ldcg(tables.order + at) : 0;
   }
   const int pairs = args.slots * rows * args.rows.scale;
@@ -236,41 +258,42 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   for (int q = 0; q < kPerThread; ++q) {
     const int at = t + kThreads * q;
     if (at >= tables.experts) continue;
-    line_of[at] = expert_line[q];
+    line_of[at] = expert_line[q] >= 0 ? expert_line[q] : -1 - expert_seen[q];
     order[at] = expert_order[q];
   }
   __syncthreads();
 
   std::int32_t expert = -1;  // of this thread's pair when it is the first of its expert
   std::int32_t line = -1;
-  bool reachable = true;
+  bool fetchable = false;  // it has no line, and may be fetched
   if (t < kMaxPairs) {
     if (t < pairs) {
       const std::int32_t mine = shared.ids[t];
-      bool seen = false;
+      bool repeats = false;
 #pragma unroll 2
       for (int j = 0; j < t; j += 4) {
         const int4 ids = reinterpret_cast<const int4*>(shared.ids)[j / 4];
-        seen |= ids.x == mine || (ids.y == mine && j + 1 < t) || (ids.z == mine && j + 2 < t) ||
-                (ids.w == mine && j + 3 < t);
+        repeats |= ids.x == mine || (ids.y == mine && j + 1 < t) || (ids.z == mine && j + 2 < t) ||
+                   (ids.w == mine && j + 3 < t);
       }
-      if (!seen) expert = mine;
+      if (!repeats) expert = mine;
     }
     if (expert >= 0) {
       line = line_of[expert];
       if (line >= 0) {
         atomicOr(&shared.used[line / 32], 1u << (line % 32));
       } else {
-        reachable = tables.reachable == nullptr || __ldcg(tables.reachable + expert) != 0;
+        fetchable = tables.reachable == nullptr || __ldcg(tables.reachable + expert) != 0;
       }
     }
+    shared.seen[t] = fetchable ? -1 - line : -1;
     const unsigned hits = __ballot_sync(kAll, expert >= 0 && line >= 0);
-    const unsigned fetchable = __ballot_sync(kAll, expert >= 0 && line < 0 && reachable);
-    const unsigned unreachable = __ballot_sync(kAll, expert >= 0 && line < 0 && !reachable);
+    const unsigned near = __ballot_sync(kAll, fetchable);
+    const unsigned far = __ballot_sync(kAll, expert >= 0 && line < 0 && !fetchable);
     if (t % 32 == 0) {
       shared.hits[t / 32] = hits;
-      shared.fetchable[t / 32] = fetchable;
-      shared.unreachable[t / 32] = unreachable;
+      shared.fetchable[t / 32] = shared.fetched[t / 32] = near;
+      shared.unreachable[t / 32] = far;
     }
   }
   __syncthreads();
@@ -279,6 +302,14 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   const int share = shared.cpu_of[candidates];
   const int to_cpu = share < 0 ? 0 : share < candidates ? share : candidates;
   const int fetched = candidates - to_cpu;
+  if (to_cpu > 0) {
+    if (t < kMaxPairs) {
+      const bool goes = fetchable && seen_later(shared, pairs, t) < fetched;
+      const unsigned chosen = __ballot_sync(kAll, goes);
+      if (t % 32 == 0) shared.fetched[t / 32] = chosen;
+    }
+    __syncthreads();
+  }
   const int wanted = installs ? fetched : 0;
   if (wanted > 0) {
     std::uint64_t keys[kPerThread];
@@ -305,8 +336,8 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
       tables.stamp[line] = sequence;
       at = args.pool + line * args.layout.bytes;
     } else {
-      const int nth = before(shared.fetchable, t);
-      if (reachable && nth < fetched) {
+      const int nth = before(shared.fetched, t);
+      if (((shared.fetched[t / 32] >> (t % 32)) & 1u) != 0) {
         group = kGroupFetched;
         std::byte* to = nullptr;
         if (nth < installed) {
@@ -324,10 +355,11 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
         at = to;
       } else {
         group = kGroupCpu;
-        const int refused = nth > fetched ? nth - fetched : 0;
-        args.cpu[before(shared.unreachable, t) + refused] = expert;
+        const int others = before(shared.unreachable, t) + before(shared.fetchable, t) - nth;
+        args.cpu[others] = expert;
       }
     }
+    tables.seen[expert] = sequence;
     if (group != kGroupCpu) args.experts[expert] = expert_in_line(args.layout, at);
     args.group[expert] = group;
   }

@@ -15,7 +15,6 @@ namespace {
 
 // What a posting takes beside its experts, in fetches of one: 20 us of 37 with an H200's link.
 constexpr double kPosting = 0.5;
-constexpr double kAsGood = 1.01;  // steps this close are equally fast: measurements are no closer
 
 bool is_time(double seconds) { return std::isfinite(seconds) && seconds > 0; }
 
@@ -47,7 +46,8 @@ std::vector<std::int32_t> cpu_table(std::int32_t max_misses, double share, std::
   for (std::int32_t m = 0; m <= max_misses; ++m) {
     std::int32_t best = 0;
     double shortest = m;
-    for (std::int32_t n = 1; n <= std::min(m, most); ++n) {
+    const std::int32_t limit = std::min(m > 1 && share < 1 ? m - 1 : m, most);
+    for (std::int32_t n = 1; n <= limit; ++n) {
       const double time = std::max(static_cast<double>(m - n), start + each * n);
       if (time >= shortest) continue;
       best = n;

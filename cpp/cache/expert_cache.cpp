@@ -53,6 +53,7 @@ void ExpertCache::allocate() {
   at_.line_of = take(experts);
   at_.expert_of = take(lines);
   at_.stamp = take(lines);
+  at_.seen = take(experts);
   at_.order = take(experts);
   at_.rule = take(1);
   at_.cpu_of = take(pairs + 1);
@@ -128,9 +129,9 @@ void ExpertCache::allocate() {
 }
 
 CacheTables ExpertCache::tables_at(std::int32_t* base) const {
-  return {base + at_.line_of,   base + at_.expert_of, base + at_.stamp,
-          base + at_.order,     base + at_.rule,      base + at_.cpu_of,
-          base + at_.reachable, shape_.experts,       shape_.lines};
+  return {base + at_.line_of, base + at_.expert_of, base + at_.stamp,  base + at_.seen,
+          base + at_.order,   base + at_.rule,      base + at_.cpu_of, base + at_.reachable,
+          shape_.experts,     shape_.lines};
 }
 
 void ExpertCache::fill(std::shared_ptr<Policy> policy, std::span<const std::uint64_t> profile,
@@ -221,6 +222,7 @@ void ExpertCache::upload(StreamId main) {
     std::copy(from.line_of().begin(), from.line_of().end(), base + at_.line_of);
     std::copy(from.expert_of().begin(), from.expert_of().end(), base + at_.expert_of);
     std::copy(from.stamp().begin(), from.stamp().end(), base + at_.stamp);
+    std::copy(from.seen().begin(), from.seen().end(), base + at_.seen);
     std::copy(from.order().begin(), from.order().end(), base + at_.order);
     base[at_.rule] = from.installs() ? 1 : 0;
     std::copy(cpu_of_.begin(), cpu_of_.end(), base + at_.cpu_of);
@@ -422,7 +424,7 @@ void ExpertCache::check_integrity(StreamId main) {
       return std::equal(values.begin(), values.end(), theirs + at);
     };
     if (!same(mine.line_of(), at_.line_of) || !same(mine.expert_of(), at_.expert_of) ||
-        !same(mine.stamp(), at_.stamp)) {
+        !same(mine.stamp(), at_.stamp) || !same(mine.seen(), at_.seen)) {
       throw LogicError("cache: the mirror of layer " + std::to_string(l) +
                        " differs from the device's tables");
     }

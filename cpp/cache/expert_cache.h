@@ -147,8 +147,8 @@ class ExpertCache {
   const Planner& planner() const { return *planner_; }
   CpuExperts* cpu() noexcept { return cpu_.get(); }
   std::int32_t max_misses() const noexcept { return options_.decode_rows * shape_.top_k; }
-  // Steps until now were not the user's and bypassed the lines: counters, stamps and the planner's
-  // memory start anew.
+  // Steps until now were not the user's and bypassed the lines: counters, stamps, what was seen and
+  // the planner's memory start anew.
   void forget();
   // Throws LogicError unless mirror and device agree; waits for all work.
   void check_integrity(StreamId main);
@@ -164,7 +164,7 @@ class ExpertCache {
   };
   // Offsets in the block of one layer's tables, in integers.
   struct TableLayout {
-    std::int64_t line_of, expert_of, stamp, order, rule, cpu_of, reachable, size;
+    std::int64_t line_of, expert_of, stamp, seen, order, rule, cpu_of, reachable, size;
   };
 
   void allocate();

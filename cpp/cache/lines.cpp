@@ -24,6 +24,7 @@ Lines::Lines(std::int32_t experts, std::int32_t lines, std::string what)
     : what_(std::move(what)), rule_{1} {
   check(experts >= 1 && lines >= 0, "lines: a layer has at least one expert");
   line_of_.assign(index(experts), -1);
+  seen_.assign(index(experts), 0);
   order_.assign(index(experts), kUnordered);
   expert_of_.assign(index(lines), kFreeLine);
   stamp_.assign(index(lines), 0);
@@ -44,6 +45,7 @@ CacheTables Lines::view() noexcept {
   t.line_of = line_of_.data();
   t.expert_of = expert_of_.data();
   t.stamp = stamp_.data();
+  t.seen = seen_.data();
   t.order = order_.data();
   t.rule = rule_.data();
   t.cpu_of = cpu_of_.empty() ? nullptr : cpu_of_.data();
@@ -59,6 +61,7 @@ void Lines::fill(std::span<const std::int32_t> experts) {
   std::fill(line_of_.begin(), line_of_.end(), -1);
   std::fill(expert_of_.begin(), expert_of_.end(), kFreeLine);
   std::fill(stamp_.begin(), stamp_.end(), 0);
+  std::fill(seen_.begin(), seen_.end(), 0);
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const std::int32_t expert = experts[i];
     if (expert < 0 || expert >= num_experts()) fail("filled with an expert that does not exist");
@@ -192,6 +195,9 @@ void Lines::check_integrity() const {
   for (const std::int32_t line : line_of_) {
     if (line < -1 || line >= num_lines()) fail("an expert's line does not exist");
     ready -= line >= 0;
+  }
+  for (const std::int32_t seen : seen_) {
+    if (seen < 0) fail("an expert was seen at a negative sequence");
   }
   // Every ready line is its expert's, so equal numbers leave no expert with a line of another.
   if (ready != 0) fail("an expert points to a line that does not hold it");

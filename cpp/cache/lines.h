@@ -42,6 +42,7 @@ class Lines {
   std::span<const std::int32_t> line_of() const noexcept { return line_of_; }      // (experts)
   std::span<const std::int32_t> expert_of() const noexcept { return expert_of_; }  // (lines)
   std::span<const std::int32_t> stamp() const noexcept { return stamp_; }          // (lines)
+  std::span<const std::int32_t> seen() const noexcept { return seen_; }            // (experts)
   std::span<const std::int32_t> order() const noexcept { return order_; }          // (experts)
   bool installs() const noexcept { return rule_[0] != 0; }
   LineState state(std::int32_t line) const;
@@ -51,8 +52,9 @@ class Lines {
   // only when it is called by resolve() below.
   CacheTables view() noexcept;
 
-  // Lets `experts`, best first, be ready; no line may be in use. Those that are given up first, the
-  // last ones, get the lowest lines: expert i of n is in line n - 1 - i.
+  // Lets `experts`, best first, be ready, and no expert have been seen; no line may be in use.
+  // Those that are given up first, the last ones, get the lowest lines: expert i of n is in line n
+  // - 1 - i.
   void fill(std::span<const std::int32_t> experts);
 
   // What the policy says: experts in the order in which they are given up, and whether misses are
@@ -94,6 +96,7 @@ class Lines {
   std::vector<std::int32_t> line_of_;      // (experts)
   std::vector<std::int32_t> expert_of_;    // (lines)
   std::vector<std::int32_t> stamp_;        // (lines)
+  std::vector<std::int32_t> seen_;         // (experts)
   std::vector<std::int32_t> order_;        // (experts)
   std::vector<std::int32_t> rule_;         // (1)
   std::vector<std::int32_t> cpu_of_;       // (max misses + 1) or empty

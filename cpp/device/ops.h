@@ -611,6 +611,8 @@ struct CacheTables {
   std::int32_t* line_of;       // (experts) line that holds it, or -1
   std::int32_t* expert_of;     // (lines) expert, kFreeLine or kFillingLine
   std::int32_t* stamp;         // (lines) sequence of the step that used the line last; 0: none yet
+  std::int32_t* seen;          // (experts) sequence of the step that chose it last, with a line or
+                               // without; 0: none yet, never negative
   const std::int32_t* order;   // (experts) place in the policy's order of eviction, lower goes
                                // first; kUnordered: after those, the longest unused first
   const std::int32_t* rule;    // (1) 1: a miss is installed in a line; 0: it passes through staging

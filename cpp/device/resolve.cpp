@@ -34,6 +34,16 @@ void install(const CacheTables& t, std::int32_t expert, std::int32_t line, std::
   t.stamp[line] = sequence;
 }
 
+// Of the reachable misses, the one that the processor takes next: seen longest ago, then the last.
+Resolved* next_for_cpu(const CacheTables& t, Resolved* begin, Resolved* end) {
+  Resolved* best = nullptr;
+  for (Resolved* r = begin; r < end; ++r) {
+    if (r->group != kGroupFetched) continue;
+    if (best == nullptr || t.seen[r->expert] <= t.seen[best->expert]) best = r;
+  }
+  return best;
+}
+
 }  // namespace
 
 std::int32_t resolve(const CacheTables& t, const std::int32_t* ids, std::int32_t rows,
@@ -49,23 +59,21 @@ std::int32_t resolve(const CacheTables& t, const std::int32_t* ids, std::int32_t
     if (line >= 0) t.stamp[line] = sequence;
     out[count++] = {expert, line >= 0 ? kGroupHit : kGroupFetched, line, -1};
   }
-  const auto is_reachable = [&](const Resolved& r) {
-    return t.reachable == nullptr || t.reachable[r.expert] != 0;
-  };
-  const auto fetchable =
-      static_cast<std::int32_t>(std::count_if(out, out + count, [&](const Resolved& r) {
-        return r.group == kGroupFetched && is_reachable(r);
-      }));
-  const std::int32_t fetched =
-      fetchable - (t.cpu_of != nullptr ? std::min(t.cpu_of[fetchable], fetchable) : 0);
-  std::int32_t taken = 0, staging = 0;
+  std::int32_t fetchable = 0;
   for (Resolved* r = out; r < out + count; ++r) {
     if (r->group != kGroupFetched) continue;
-    if (!is_reachable(*r) || taken == fetched) {
+    if (t.reachable != nullptr && t.reachable[r->expert] == 0) {
       r->group = kGroupCpu;
-      continue;
+    } else {
+      ++fetchable;
     }
-    ++taken;
+  }
+  const std::int32_t to_cpu = t.cpu_of != nullptr ? std::min(t.cpu_of[fetchable], fetchable) : 0;
+  for (std::int32_t i = 0; i < to_cpu; ++i) next_for_cpu(t, out, out + count)->group = kGroupCpu;
+  std::int32_t staging = 0;
+  for (Resolved* r = out; r < out + count; ++r) {
+    t.seen[r->expert] = sequence;
+    if (r->group != kGroupFetched) continue;
     if (t.rule[0] != 0) r->line = next_victim(t, sequence);
     if (r->line >= 0) {
       install(t, r->expert, r->line, sequence);

@@ -20,12 +20,14 @@ struct Resolved {
 // ids (rows, slots) -> out (at most rows * slots), in order of first appearance; returns how many.
 //
 // 1. A distinct expert with a line is a hit: its line's stamp becomes `sequence`.
-// 2. Of the misses, in order, those that are not reachable go to the processor; of the m others the
-//    last cpu_of[m] too.
+// 2. Of the misses, those that are not reachable go to the processor; of the m others cpu_of[m]
+//    too: those that were seen longest ago, of equals the last in order. What is asked for again
+//    and again thus gets a line, though the processor takes most of the misses.
 // 3. The rest is fetched, in order. Where rule[0] is 1 each takes the next victim: the lines that
 //    this step does not use and that are not filling, by (free first, then the order of the expert
 //    it holds, then its stamp, then its number). Tables and stamp follow. Without a victim, or
 //    where rule[0] is 0, it takes the next staging line, from 0.
+// 4. All of them have been seen at `sequence`.
 std::int32_t resolve(const CacheTables& tables, const std::int32_t* ids, std::int32_t rows,
                      std::int32_t slots, std::int32_t sequence, Resolved* out);
 

@@ -22,9 +22,9 @@ void copy(const Placed& p, void* to, const void* from, std::size_t bytes) {
   p.device->copy_async(p.stream, to, from, bytes);
 }
 
-// The tables of a layer, full but for gaps. Few values of order and stamp, so that many lines tie.
+// The tables of a layer, full but for gaps. Few values of order, stamp and seen, so that many tie.
 struct Tables {
-  std::vector<std::int32_t> line_of, expert_of, stamp, order, cpu_of, reachable;
+  std::vector<std::int32_t> line_of, expert_of, stamp, seen, order, cpu_of, reachable;
   std::vector<std::int32_t> held, absent;  // experts
 
   Tables(const ResolveShape& s, Random& random)
@@ -46,6 +46,7 @@ struct Tables {
     }
     absent.assign(ids.begin() + static_cast<std::ptrdiff_t>(held.size()), ids.end());
     for (std::int32_t e = 0; e < s.experts; ++e) {
+      seen.push_back(random.below(6));
       order.push_back(random.below(3) == 0 ? random.below(20) : kUnordered);
       reachable.push_back(e % 3 == 1 ? 0 : 1);
     }
@@ -251,6 +252,7 @@ Case resolve_case(const ResolveShape& s) {
   const auto line_of = c.add_output("line_of", t.line_of, 0, 0);
   const auto expert_of = c.add_output("expert_of", t.expert_of, 0, 0);
   const auto stamp = c.add_output("stamp", t.stamp, 0, 0);
+  const auto seen = c.add_output("seen", t.seen, 0, 0);
   const auto experts = c.add_output("experts", std::vector<ExpertRef>(z(s.experts)), 0, 0);
   const auto group = c.add_output("group", std::vector<std::int32_t>(z(s.experts), -1), 0, 0);
   const auto fetches = c.add_output("fetches", std::vector<Fetch>(steps * pairs), 0, 0);
@@ -269,6 +271,7 @@ Case resolve_case(const ResolveShape& s) {
       a.tables = {p.at<std::int32_t>(line_of),
                   p.at<std::int32_t>(expert_of),
                   p.at<std::int32_t>(stamp),
+                  p.at<std::int32_t>(seen),
                   p.at<std::int32_t>(order),
                   p.at<std::int32_t>(rule),
                   s.cpu ? p.at<std::int32_t>(cpu_of) : nullptr,

@@ -66,7 +66,14 @@ class Model {
       if (unreachable.count(id) == 0) fetched.push_back(id);
     }
     const auto share = static_cast<std::size_t>(cpu_share.empty() ? 0 : cpu_share[fetched.size()]);
-    fetched.resize(fetched.size() - std::min(share, fetched.size()));
+    for (std::size_t n = std::min(share, fetched.size()); n > 0; --n) {
+      auto coldest = fetched.begin();
+      for (auto it = fetched.begin(); it != fetched.end(); ++it) {
+        if (seen_at(*it) <= seen_at(*coldest)) coldest = it;
+      }
+      fetched.erase(coldest);
+    }
+    for (const int id : distinct) seen[id] = sequence;
     c.on_cpu = static_cast<int>(misses.size() - fetched.size());
     c.fetched = static_cast<int>(fetched.size());
     for (const int id : fetched) {
@@ -83,11 +90,16 @@ class Model {
     return std::any_of(lines.begin(), lines.end(),
                        [expert](const Line& l) { return l.awaiting == expert; });
   }
+  int seen_at(int expert) const {
+    const auto it = seen.find(expert);
+    return it == seen.end() ? 0 : it->second;
+  }
   Line& at(int line) { return lines[static_cast<std::size_t>(line)]; }
 
   std::vector<Line> lines;
   std::vector<int> evict, cpu_share;
   std::set<int> unreachable;
+  std::map<int, int> seen;  // experts that steps chose: the last of them
   bool install = true;
 };
 
@@ -108,6 +120,7 @@ void expect_same(const Lines& lines, const Model& model) {
   }
   for (int e = 0; e < lines.num_experts(); ++e) {
     ASSERT_EQ(lines.line_of()[static_cast<std::size_t>(e)], model.find(e)) << "expert " << e;
+    ASSERT_EQ(lines.seen()[static_cast<std::size_t>(e)], model.seen_at(e)) << "expert " << e;
   }
 }
 
@@ -210,6 +223,21 @@ TEST(Lines, FillPutsTheBestWhereTheyLastLongest) {
   EXPECT_EQ(lines.line_of()[7], -1);
 }
 
+TEST(Lines, FillForgetsWhatWasSeen) {
+  Lines lines(8, 2);
+  const std::vector<std::int32_t> share = {0, 0, 1}, early = {6, 7}, late = {7, 5};
+  lines.set_cpu_share(share);
+  lines.fill(std::vector<std::int32_t>{0, 1});
+  lines.resolve(early.data(), 1, 2, 1);
+  EXPECT_EQ(lines.seen()[6], 1);
+  EXPECT_EQ(lines.seen()[5], 0);
+  lines.resolve(late.data(), 1, 2, 2);  // 7 was seen, 5 was not
+  EXPECT_GE(lines.line_of()[7], 0);
+  EXPECT_EQ(lines.line_of()[5], -1);
+  lines.fill(std::vector<std::int32_t>{0, 1});
+  for (const std::int32_t seen : lines.seen()) EXPECT_EQ(seen, 0);
+}
+
 TEST(Lines, AnIdTellsWhetherTheContentIsStillTheSame) {
   Lines lines(8, 2);
   lines.fill(std::vector<std::int32_t>{0, 1});
@@ -268,6 +296,7 @@ TEST(Lines, TheIntegrityCheckSeesWhatIsWrong) {
   broken([](const CacheTables& t) { t.expert_of[0] = 9; });
   broken([](const CacheTables& t) { t.expert_of[1] = kFillingLine; });
   broken([](const CacheTables& t) { t.stamp[1] = -4; });
+  broken([](const CacheTables& t) { t.seen[5] = -1; });
 }
 
 }  // namespace

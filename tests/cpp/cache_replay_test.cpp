@@ -120,6 +120,19 @@ TEST(Replay, TheProcessorTakesItsShare) {
   EXPECT_EQ(r.bytes, 200u);
 }
 
+// What is asked for again gets the one line that time allows a step, wherever it stands.
+TEST(Replay, TheProcessorTakesWhatWasSeenLongestAgo) {
+  const Trace t = small({{3, 4}, {5, 4}, {4, 6}, {6, 7}, {0, 6}});
+  ReplayOptions o;
+  o.cpu_of = {0, 0, 1};
+  // Lines 1 0 by number. 1: 3 and 4 alike, 3 first, replaces 1: 3 0. 2: 4 seen, 5 not; 4 replaces
+  // 0: 3 4. 3: 4 hits, 6 replaces 3: 6 4. 4: 6 hits, 7 replaces 4: 6 7. 5: 6 hits, 0 replaces 7.
+  const ReplayResult r = replay(t, shape_of(t.head, 2), nullptr, o);
+  EXPECT_EQ(hits(r), (std::vector<int>{0, 0, 1, 1, 1}));
+  EXPECT_EQ(r.steps[1].counts, (StepCounts{0, 1, 1, 1}));
+  EXPECT_EQ(r.sum.on_cpu, 2u);
+}
+
 TEST(Replay, PromptsCountAndLeaveTheLines) {
   Trace t;
   t.head = {2, 8, 2, 100, 0};

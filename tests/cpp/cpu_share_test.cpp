@@ -44,6 +44,8 @@ TEST(CpuShare, Table) {
   EXPECT_EQ(cpu_table(8, 0.375, 100), (Table{0, 0, 0, 1, 1, 2, 2, 2, 3}));
   // 1/3 each: even a single miss is done sooner, 0.83, than fetched.
   EXPECT_EQ(cpu_table(4, 0.75, 100), (Table{0, 1, 1, 2, 3}));
+  // 1/15 each: eight would be done after 1.03 fetches, yet of two or more one is fetched.
+  EXPECT_EQ(cpu_table(9, 0.9375, 100), (Table{0, 1, 1, 2, 3, 4, 5, 6, 7, 8}));
   EXPECT_EQ(cpu_table(0, 0.5, 100), (Table{0}));
   for (int eighths = 0; eighths <= 8; ++eighths) {
     const Table t = cpu_table(80, eighths / 8.0, 37);
@@ -53,6 +55,9 @@ TEST(CpuShare, Table) {
       EXPECT_GE(t[m], t[m - 1]);
       EXPECT_LE(t[m], static_cast<std::int32_t>(m));
       EXPECT_LE(t[m], 37);
+      if (m > 1 && eighths < 8) {
+        EXPECT_LT(t[m], static_cast<std::int32_t>(m));
+      }
     }
   }
   EXPECT_THROW(cpu_table(4, 1.5, 4), LogicError);

@@ -166,6 +166,8 @@ TEST(HostOffload, ResolveFillsTheTablesOfTheStep) {
   std::vector<std::int32_t> line_of(kExperts, -1), expert_of = {3, 5}, stamp = {4, 2};
   line_of[3] = 0;
   line_of[5] = 1;
+  // Of the misses 2 was seen longest ago; 4 has never been, and is not asked for.
+  std::vector<std::int32_t> seen = {1, 8, 2, 7, 0, 8, 3, 3};
   const std::vector<std::int32_t> order(kExperts, kUnordered), cpu_of = {0, 0, 0, 1};
   const std::int32_t rule = 1;
   const StepHead head{2, 0, 0, 9};
@@ -181,8 +183,8 @@ TEST(HostOffload, ResolveFillsTheTablesOfTheStep) {
   args.rows = {&head.rows, 1, 3};
   args.head = &head;
   args.ids = ids.data();
-  args.tables = {line_of.data(), expert_of.data(), stamp.data(), order.data(), &rule,
-                 cpu_of.data(),  nullptr,          kExperts,     kLines};
+  args.tables = {line_of.data(), expert_of.data(), stamp.data(), seen.data(), order.data(),
+                 &rule,          cpu_of.data(),    nullptr,      kExperts,    kLines};
   args.layout = {{0, 256, 512}, {768, 1024, 1280}, {1536, 1792, 2048}, 2304};
   args.pool = pool_lines.data();
   args.staging = staging.data();
@@ -195,22 +197,23 @@ TEST(HostOffload, ResolveFillsTheTablesOfTheStep) {
   args.counters = &counters;
   args.slots = 3;
   host::resolve(args, context);
-  // 3 is held in line 0; of the misses 1, 2, 7 the processor takes 7; 1 takes line 1, 2 is staged.
-  EXPECT_EQ(group, (std::vector<std::int32_t>{77, 1, 1, 0, 77, 77, 77, 2}));
+  // 3 is held in line 0; of the misses 1, 2, 7 the processor takes 2; 1 takes line 1, 7 is staged.
+  EXPECT_EQ(group, (std::vector<std::int32_t>{77, 1, 2, 0, 77, 77, 77, 1}));
   EXPECT_EQ(line_of, (std::vector<std::int32_t>{-1, 1, -1, 0, -1, -1, -1, -1}));
   EXPECT_EQ(expert_of, (std::vector<std::int32_t>{3, 1}));
   EXPECT_EQ(stamp, (std::vector<std::int32_t>{9, 9}));
+  EXPECT_EQ(seen, (std::vector<std::int32_t>{1, 9, 9, 9, 0, 8, 3, 9}));
   EXPECT_EQ(num_fetches, 2);
   EXPECT_EQ(fetches[0].expert, 1);
   EXPECT_EQ(fetches[0].to, pool_lines.data() + 2304);
-  EXPECT_EQ(fetches[1].expert, 2);
+  EXPECT_EQ(fetches[1].expert, 7);
   EXPECT_EQ(fetches[1].to, staging.data());
   EXPECT_EQ(num_cpu, 1);
-  EXPECT_EQ(cpu[0], 7);
+  EXPECT_EQ(cpu[0], 2);
   EXPECT_EQ(experts[3].trellis[1], pool_lines.data() + 256);
   EXPECT_EQ(experts[1].svh[2], pool_lines.data() + 2304 + 2048);
-  EXPECT_EQ(experts[2].suh[0], staging.data() + 768);
-  for (const std::size_t other : {0u, 4u, 5u, 6u, 7u})
+  EXPECT_EQ(experts[7].suh[0], staging.data() + 768);
+  for (const std::size_t other : {0u, 2u, 4u, 5u, 6u})
     EXPECT_EQ(experts[other].trellis[0], nullptr);
   EXPECT_EQ(counters.hits, 1);
   EXPECT_EQ(counters.fetched, 2);

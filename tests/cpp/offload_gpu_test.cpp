@@ -191,6 +191,7 @@ TEST_F(Offload, ABranchOfAGraphFetches) {
   r.tables = {line_of,
               put(std::vector<std::int32_t>(kLines, kFreeLine)),
               put(std::vector<std::int32_t>(kLines, 0)),
+              put(std::vector<std::int32_t>(kExperts, 0)),
               put(std::vector<std::int32_t>(kExperts, kUnordered)),
               put(std::vector<std::int32_t>{1}),
               nullptr,

@@ -19,13 +19,14 @@ namespace {
 std::size_t z(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 struct Layer {
-  std::vector<std::int32_t> line_of, expert_of, stamp, order, cpu_of, reachable;
+  std::vector<std::int32_t> line_of, expert_of, stamp, seen, order, cpu_of, reachable;
   std::int32_t rule = 1;
 
   Layer(std::int32_t experts, std::int32_t lines)
       : line_of(z(experts), -1),
         expert_of(z(lines), kFreeLine),
         stamp(z(lines), 0),
+        seen(z(experts), 0),
         order(z(experts), kUnordered) {}
   void hold(std::int32_t line, std::int32_t expert, std::int32_t used_at) {
     expert_of[z(line)] = expert;
@@ -36,6 +37,7 @@ struct Layer {
     return {line_of.data(),
             expert_of.data(),
             stamp.data(),
+            seen.data(),
             order.data(),
             &rule,
             cpu_of.empty() ? nullptr : cpu_of.data(),
@@ -78,7 +80,14 @@ std::vector<Resolved> by_lists(Layer& layer, const std::vector<std::int32_t>& id
   if (layer.rule == 0) victims.clear();
   const std::size_t share =
       layer.cpu_of.empty() ? 0 : std::min(near.size(), z(layer.cpu_of[near.size()]));
-  near.resize(near.size() - share);
+  // The longest unseen first, of equals the last; those are cut off, the others keep their order.
+  std::vector<std::tuple<int, int, std::int32_t>> coldest;
+  for (std::size_t i = 0; i < near.size(); ++i) {
+    coldest.emplace_back(layer.seen[z(near[i])], -static_cast<int>(i), near[i]);
+  }
+  std::sort(coldest.begin(), coldest.end());
+  for (std::size_t i = 0; i < share; ++i) std::erase(near, std::get<2>(coldest[i]));
+  for (const std::int32_t id : distinct) layer.seen[z(id)] = sequence;
 
   std::map<std::int32_t, Resolved> where;
   for (const std::int32_t id : distinct) where[id] = {id, kGroupCpu, -1, -1};
@@ -134,6 +143,7 @@ Layer random_layer(std::mt19937& random, std::int32_t experts, std::int32_t line
     if (kind == 0) layer.expert_of[z(line)] = kFillingLine;
     if (kind > 1) layer.hold(line, ids[z(line)], below(4));
   }
+  for (std::int32_t& s : layer.seen) s = below(4);
   for (std::int32_t& o : layer.order) o = below(3) == 0 ? below(6) - 2 : kUnordered;
   layer.rule = below(4) == 0 ? 0 : 1;
   if (below(2) == 0) {
@@ -164,6 +174,7 @@ TEST(Resolve, AgreesWithListsOnRandomLayers) {
       EXPECT_EQ(layer.line_of, expected.line_of);
       EXPECT_EQ(layer.expert_of, expected.expert_of);
       EXPECT_EQ(layer.stamp, expected.stamp);
+      EXPECT_EQ(layer.seen, expected.seen);
       expect_sound(layer);
       std::set<std::int32_t> used, staging;
       for (const Resolved& r : got) {
@@ -221,7 +232,7 @@ TEST(Resolve, LinesOfTheStepStayAndTheRestPassesThroughStaging) {
               {{6, kGroupHit, 1, -1}, {1, kGroupHit, 0, -1}, {2, kGroupFetched, -1, 0}});
 }
 
-TEST(Resolve, TheProcessorTakesTheLastMissesAndTheUnreachable) {
+TEST(Resolve, TheProcessorTakesWhatWasSeenLongestAgoAndTheUnreachable) {
   Layer layer(10, 2);
   layer.cpu_of = {0, 1, 1, 2};
   layer.reachable = std::vector<std::int32_t>(10, 1);
@@ -232,6 +243,17 @@ TEST(Resolve, TheProcessorTakesTheLastMissesAndTheUnreachable) {
                                                   {3, kGroupCpu, -1, -1}});
   layer.cpu_of = {9, 9, 9, 9};  // more than there are
   expect_same(layer.resolve({5, 1}, 1, 2), {{5, kGroupCpu, -1, -1}, {1, kGroupHit, 0, -1}});
+  // 9 never, 4 and 2 at 1, 5 at 2; 4 is out of reach and does not count among the three.
+  EXPECT_EQ(layer.seen, (std::vector<std::int32_t>{0, 2, 1, 1, 1, 2, 0, 0, 0, 0}));
+  layer.cpu_of = {0, 1, 1, 2};
+  expect_same(layer.resolve({9, 2, 4, 5}, 1, 3), {{9, kGroupCpu, -1, -1},
+                                                  {2, kGroupCpu, -1, -1},
+                                                  {4, kGroupCpu, -1, -1},
+                                                  {5, kGroupFetched, 1, -1}});
+  // 9 and 2 were seen at 3 alike: the later goes; 3, at 1, before them.
+  expect_same(layer.resolve({3, 2, 9}, 1, 4),
+              {{3, kGroupCpu, -1, -1}, {2, kGroupFetched, 0, -1}, {9, kGroupCpu, -1, -1}});
+  EXPECT_EQ(layer.seen, (std::vector<std::int32_t>{0, 2, 4, 4, 3, 3, 0, 0, 0, 4}));
 }
 
 TEST(Resolve, RefusesIdsThatAreNoExperts) {
