@@ -1,6 +1,6 @@
 // Times of the ops of experts in host memory at the model's size, by replays of captured graphs:
-// resolve (all held, all absent), fetch of 1 to 10 lines, post and join with a thread that answers
-// at once, and pinning. Prints JSON.
+// resolve (all held, all absent, half on the processor), fetch of 1 to 10 lines, post and join with
+// a thread that answers at once, and pinning. Prints JSON.
 #include "cpp/device/cuda_device.h"
 
 #include <algorithm>
@@ -72,8 +72,11 @@ class Bench {
     return (steps(kSteps) - steps(kSteps / 4)) / (kSteps - kSteps / 4);
   }
 
-  // A layer with `lines` lines; every step asks for `rows` rows of held or of absent experts.
-  void resolve(std::int32_t rows, std::int32_t lines, bool held) {
+  // A layer with `lines` lines; every step asks for `rows` rows of held or of absent experts. Where
+  // these are shared the processor takes half of them.
+  enum class Ask { kHeld, kAbsent, kShared };
+  void resolve(std::int32_t rows, std::int32_t lines, Ask ask) {
+    const bool held = ask == Ask::kHeld;
     const std::int32_t pairs = rows * kSlots;
     std::vector<std::int32_t> line_of(z(kExperts), -1), expert_of, ids;
     for (std::int32_t l = 0; l < lines; ++l) {
@@ -90,13 +93,16 @@ class Bench {
     }
     const StepHead* heads_there = put(heads);
     const std::int32_t* ids_there = put(ids);
+    std::vector<std::int32_t> cpu_of;
+    for (std::int32_t m = 0; m <= pairs; ++m) cpu_of.push_back(m / 2);
     ResolveArgs a{};
     a.tables = {put(line_of),
                 put(expert_of),
                 put(std::vector<std::int32_t>(z(lines), 0)),
+                put(std::vector<std::int32_t>(z(kExperts), 0)),
                 put(std::vector<std::int32_t>(z(kExperts), kUnordered)),
                 put(std::vector<std::int32_t>{1}),
-                nullptr,
+                ask == Ask::kShared ? put(cpu_of) : nullptr,
                 nullptr,
                 kExperts,
                 lines};
@@ -110,8 +116,9 @@ class Bench {
     a.num_cpu = room<std::int32_t>(1);
     a.counters = room<CacheCounters>(1);
     a.slots = kSlots;
+    const char* asks[] = {"_held", "_absent", "_shared"};
     const std::string name = "resolve_" + std::to_string(rows) + "_rows_" + std::to_string(lines) +
-                             (held ? "_held" : "_absent");
+                             asks[static_cast<int>(ask)];
     report(name, time_of_one([&](Device& d, StreamId s, std::int32_t i) {
              a.head = heads_there + i;
              a.rows = {&a.head->rows, 1, rows};
@@ -198,8 +205,9 @@ int run() {
   std::printf("{\n");
   for (const std::int32_t rows : {1, 4, 8}) {
     for (const std::int32_t lines : {115, 400}) {
-      bench.resolve(rows, lines, true);
-      bench.resolve(rows, lines, false);
+      for (const auto ask : {Bench::Ask::kHeld, Bench::Ask::kAbsent, Bench::Ask::kShared}) {
+        bench.resolve(rows, lines, ask);
+      }
     }
   }
   bench.fetch();

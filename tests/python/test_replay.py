@@ -61,6 +61,36 @@ def test_replay_follows_the_rule(tmp_path: Path) -> None:
         assert done.bytes == 100 * done.fetched
 
 
+def test_the_processor_takes_what_was_seen_longest_ago(tmp_path: Path) -> None:
+    ids = random_steps(5, 2, 20, 4, 200)
+    write_trace(
+        tmp_path / "t", (2, 20, 4), [("step", i + 1, 0, s.tolist()) for i, s in enumerate(ids)]
+    )
+    trace = Trace(tmp_path / "t")
+    for lines, cpu_of in ((5, [0, 0, 1, 2, 3]), (7, [0, 1, 1, 2, 2]), (5, [0, 1, 2, 2, 2])):
+        hits = np.zeros(2, np.int64)
+        on_cpu = 0
+        for layer in range(2):
+            held, stamp, seen = list(reversed(range(lines))), [0] * lines, [0] * 20
+            for i, step in enumerate(ids[:, layer]):
+                for line in (held.index(e) for e in step if e in held):
+                    stamp[line] = i + 1
+                    hits[layer] += 1
+                misses = [e for e in step if e not in held]
+                oldest_first = sorted((seen[e], -k, e) for k, e in enumerate(misses))
+                coldest = [e for _, _, e in oldest_first[: cpu_of[len(misses)]]]
+                on_cpu += len(coldest)
+                for expert in [e for e in misses if e not in coldest]:
+                    _, line = min((s, k) for k, s in enumerate(stamp) if s != i + 1)
+                    held[line], stamp[line] = expert, i + 1
+                for expert in step:
+                    seen[expert] = i + 1
+        done = trace.replay(lines, cpu_of=cpu_of)
+        assert done.layer_hits.tolist() == hits.tolist()
+        assert done.on_cpu == on_cpu > 100
+        assert done.hits + done.fetched + done.on_cpu == 200 * 8
+
+
 def test_the_map_counts_distinct_experts(tmp_path: Path) -> None:
     write_trace(
         tmp_path / "t",
