@@ -210,7 +210,8 @@ TEST_F(Offload, ABranchOfAGraphFetches) {
   r.num_cpu = room<std::int32_t>(1);
   r.counters = room<CacheCounters>(1);
   r.slots = kSlots;
-  FetchArgs f{fetches, r.num_fetches, bank, r.counters, kLine, 0, kSlots};
+  FetchArgs f{fetches, r.num_fetches, bank,    r.counters, kLine,
+              0,       kSlots,        nullptr, nullptr,    nullptr};
   auto* clock = room<std::int64_t>(1);
   Capture capture(*cuda, stream->id());
   cuda->copy_async(stream->id(), ids_there, ids, z(kSlots) * 4);
