@@ -176,7 +176,9 @@ void Session::note_cache() {
                    " bytes pinned, " + std::to_string(bank.pageable_bytes) + " pageable, " +
                    std::to_string(bank.mapped_bytes) + " left in the files");
   notes_.push_back("experts in host memory: " + share_->text());
-  notes_.push_back("experts in host memory: " + share_->prefetch_text());
+  if (share_->prefetch > 0) {
+    notes_.push_back("experts in host memory: " + share_->prefetch_text());
+  }
 }
 
 std::vector<std::string> Session::notes() const {

@@ -118,7 +118,7 @@ def samples(runs: list[dict[str, Any]], skip: int) -> dict[str, list[int]]:
     """Of every timed step: experts by where they came from."""
     return {
         f"step_{name}": [n for run in runs for n in run["experts"][name][skip:]]
-        for name in ("hits", "fetched", "on_cpu", "wait_ns")
+        for name in ("hits", "fetched", "on_cpu", "wait_ns", "guessed", "guessed_in")
     }
 
 
