@@ -1,5 +1,5 @@
-// Guessed experts on the CUDA device: a layer's chain of ops in a graph of two branches against the
-// host device, and what a fetch from ahead costs. The gate's cases run in offload_gpu_test.cpp.
+// Guessed experts on the CUDA device: a layer's chain of ops in a graph of three branches against
+// the host device, and what a fetch from ahead costs. The gate's cases run in offload_gpu_test.cpp.
 #include "cpp/gate/case.h"
 #include "tests/cpp/gpu_rig.h"
 
@@ -26,7 +26,8 @@ constexpr std::int64_t kLine = 16384;
 
 std::byte value_of(std::int32_t expert) { return static_cast<std::byte>(expert * 5 + 7); }
 
-// Guess, copies ahead, resolution and fetch of one layer, as a graph that is replayed.
+// Guess, copies ahead, resolution and fetch of one layer, as a graph of three branches that is
+// replayed.
 class Chain {
  public:
   struct Inputs {
@@ -41,7 +42,7 @@ class Chain {
   };
 
   explicit Chain(std::unique_ptr<Device> device)
-      : device_(std::move(device)), main_(*device_), side_(*device_) {
+      : device_(std::move(device)), main_(*device_), side_(*device_), ahead_of_(*device_) {
     auto* bank = room<std::byte>(z(kExperts * kLine), Space::kPinned);
     for (std::int32_t e = 0; e < kExperts; ++e) {
       std::fill_n(bank + e * kLine, kLine, value_of(e));
@@ -106,15 +107,17 @@ class Chain {
     fetch.num_ahead = num_ahead_;
     fetch.ahead_counters = guess.counters;
 
-    const Event start(*device_), chosen(*device_), resolved(*device_), fetched(*device_);
+    const Event start(*device_), chosen(*device_), copied(*device_), resolved(*device_),
+        fetched(*device_);
     Capture capture(*device_, main_.id());
     device_->copy_async(main_.id(), in, in_, sizeof *in);
-    edge(start, main_, side_);
-    launch(*device_, side_.id(), guess);
-    edge(chosen, side_, main_);  // the copies go on
-    launch(*device_, side_.id(), copies);
+    edge(start, main_, ahead_of_);
+    launch(*device_, ahead_of_.id(), guess);
+    edge(chosen, ahead_of_, main_);  // the copies go on
+    launch(*device_, ahead_of_.id(), copies);
     launch(*device_, main_.id(), resolve);
     edge(resolved, main_, side_);
+    edge(copied, ahead_of_, side_);
     launch(*device_, side_.id(), fetch);
     edge(fetched, side_, main_);
     graph_ = capture.finish();
@@ -170,7 +173,7 @@ class Chain {
 
   std::unique_ptr<Device> device_;
   std::vector<Block> blocks_;
-  Stream main_, side_;
+  Stream main_, side_, ahead_of_;
   Graph graph_;
   Inputs* in_;
   std::int32_t *line_of_, *num_ahead_, *num_fetches_;
