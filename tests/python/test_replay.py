@@ -85,7 +85,7 @@ def test_the_processor_takes_what_was_seen_longest_ago(tmp_path: Path) -> None:
                     held[line], stamp[line] = expert, i + 1
                 for expert in step:
                     seen[expert] = i + 1
-        done = trace.replay(lines, cpu_of=cpu_of)
+        done = trace.replay(lines, cpu_of=cpu_of + cpu_of[-1:] * 28)  # of up to 8 rows
         assert done.layer_hits.tolist() == hits.tolist()
         assert done.on_cpu == on_cpu > 100
         assert done.hits + done.fetched + done.on_cpu == 200 * 8
