@@ -45,7 +45,6 @@ void mtp_join(cudaStream_t stream, const MtpJoinArgs& args);
 // sample.cu
 void sample(cudaStream_t stream, const SampleArgs& args);
 // offload_*.cu
-void guess(cudaStream_t stream, const GuessArgs& args);
 void resolve(cudaStream_t stream, const ResolveArgs& args);
 void fetch(cudaStream_t stream, const FetchArgs& args);
 void cpu_post(cudaStream_t stream, const CpuPostArgs& args);

@@ -73,8 +73,6 @@ void launch(cudaStream_t stream, Op op, const void* args, std::size_t args_bytes
       return call(mtp_join, stream, args, args_bytes);
     case Op::kSample:
       return call(sample, stream, args, args_bytes);
-    case Op::kGuess:
-      return call(guess, stream, args, args_bytes);
     case Op::kResolve:
       return call(resolve, stream, args, args_bytes);
     case Op::kFetch:

@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
     const int on_cpu = total(shared.unreachable) + to_cpu;
     *args.num_fetches = fetched;
     *args.num_cpu = on_cpu;
-    *args.counters = {total(shared.hits), fetched, installed, on_cpu, 0, 0, 0, 0, device_clock()};
+    *args.counters = {total(shared.hits), fetched, installed, on_cpu, 0, 0, device_clock()};
   }
 }
 

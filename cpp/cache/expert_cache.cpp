@@ -70,8 +70,7 @@ void ExpertCache::allocate() {
   for (const Bank::Layer& layer : bank_.layers()) pool_bytes += lines * layer.layout.bytes;
   pools_ = device(pool_bytes, "expert lines");
   staging_ = device(staging_lines_ * shape_.line_bytes, "expert lines in passing");
-  // Behind the layers' tables: how many lines are copied ahead.
-  const auto table_bytes = (layers * at_.size + 64) * static_cast<std::int64_t>(kInt);
+  const auto table_bytes = layers * at_.size * static_cast<std::int64_t>(kInt);
   tables_ = device(table_bytes, "expert tables");
   tables_host_ = pinned(table_bytes, "expert tables, host side");
   refs_ = device(layers * experts * static_cast<std::int64_t>(sizeof(ExpertRef)), "expert tables");
@@ -94,18 +93,6 @@ void ExpertCache::allocate() {
   step_.sequence = reinterpret_cast<std::uint32_t*>(base + 512);
   step_.fetches = reinterpret_cast<Fetch*>(base + 1024);
   step_.cpu = reinterpret_cast<std::int32_t*>(base + 1024 + fetch_bytes);
-  if (options_.prefetch > 0) {
-    check(options_.prefetch <= kMaxGuesses, "cache: lines to be copied ahead");
-    const auto ahead_lines = options_.prefetch * shape_.line_bytes;
-    ahead_ = device(ahead_lines + kMaxGuesses * static_cast<std::int64_t>(sizeof(Fetch)) + 512,
-                    "expert lines ahead");
-    step_.ahead = ahead_.as<std::byte>();
-    std::byte* behind = step_.ahead + ahead_lines;
-    step_.num_ahead = reinterpret_cast<std::int32_t*>(behind);
-    step_.ahead_counters = reinterpret_cast<CacheCounters*>(behind + 256);
-    step_.ahead_fetches = reinterpret_cast<Fetch*>(behind + 512);
-    step_.most_ahead = tables_.as<std::int32_t>() + layers * at_.size;
-  }
   if (options_.cpu) {
     mail_head_ = pinned(sizeof(MailboxHead), "mailbox");
     mail_jobs_ = pinned(pairs * static_cast<std::int64_t>(sizeof(MailJob)), "mailbox");
@@ -227,12 +214,6 @@ ExpertRef ExpertCache::ref_of(std::int32_t layer, const std::byte* line) const {
 // Writes the tables of changed layers to the device. The host's copy is free: steps that read it
 // have ended.
 void ExpertCache::upload(StreamId main) {
-  if (std::exchange(prefetch_changed_, false)) {
-    const std::int64_t at = shape_.layers * at_.size;
-    tables_host_.as<std::int32_t>()[at] = prefetch_;
-    device_.copy_async(main, tables_.as<std::int32_t>() + at, tables_host_.as<std::int32_t>() + at,
-                       kInt);
-  }
   for (std::int32_t l = 0; l < shape_.layers; ++l) {
     if (!dirty_[size(l)]) continue;
     dirty_[size(l)] = false;
@@ -315,8 +296,6 @@ bool ExpertCache::after_step(std::int32_t first, std::int32_t count, std::int32_
     s.on_cpu += size(c.on_cpu);
     s.fetch_ns += size(c.fetch_ns);
     s.wait_ns += size(c.wait_ns);
-    s.guessed += size(c.guessed);
-    s.guessed_in += size(c.guessed_in);
   }
   if (trace_ != nullptr) {
     trace_->append(TraceKind::kStep, sequence_, rows, first, count,
@@ -376,12 +355,6 @@ void ExpertCache::share_misses(std::span<const std::int32_t> cpu_of) {
   dirty_.assign(dirty_.size(), true);
 }
 
-void ExpertCache::prefetch(std::int32_t lines) {
-  check(lines >= 0 && lines <= options_.prefetch, "cache: more lines ahead than there is room for");
-  prefetch_changed_ = prefetch_changed_ || lines != prefetch_;
-  prefetch_ = lines;
-}
-
 void ExpertCache::bypass(bool on) {
   catch_up();
   bypass_ = on;
@@ -401,9 +374,6 @@ CacheTotals ExpertCache::totals() const {
     t.sum.on_cpu += s.on_cpu;
     t.sum.fetch_ns += s.fetch_ns;
     t.sum.wait_ns += s.wait_ns;
-    t.sum.guessed += s.guessed;
-    t.sum.guessed_in += s.guessed_in;
-    t.guessed_bytes += (s.guessed - s.guessed_in) * line;
     t.sum.promoted += s.promoted;
     t.sum.streamed += s.streamed;
     t.fetched_bytes += s.fetched * line;

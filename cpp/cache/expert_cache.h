@@ -35,7 +35,6 @@ struct CacheOptions {
   std::int32_t max_promotions = 32;  // that may be under way
   bool lockstep = false;             // promotions land before the next step: what a replay counts
   double link_limit = 0;             // bytes a second of a slower link that is played; 0: off
-  std::int32_t prefetch = 0;         // lines a layer that may be copied ahead, <= kMaxGuesses
   bool cpu = false;                  // misses may be computed by the processor
   CpuOptions cpu_options{};
   std::int64_t cpu_deadline_ns = 5'000'000'000;
@@ -62,13 +61,7 @@ struct StepCache {
   std::int32_t* cpu;          // (decode_rows * top_k)
   std::int32_t* num_cpu;      // (1)
   std::uint32_t* sequence;    // (1) of the mailbox
-  // Copies ahead of a layer's attention; null without.
-  std::byte* ahead;               // (options.prefetch) lines
-  Fetch* ahead_fetches;           // (kMaxGuesses)
-  std::int32_t* num_ahead;        // (1)
-  std::int32_t* most_ahead;       // (1) how many are copied at most
-  CacheCounters* ahead_counters;  // (1)
-  MailView mail;                  // pinned; null members without the processor's share
+  MailView mail;              // pinned; null members without the processor's share
 };
 
 struct LayerStats {
@@ -76,15 +69,12 @@ struct LayerStats {
   std::uint64_t hits = 0, fetched = 0, installed = 0, on_cpu = 0;  // distinct experts a step
   std::uint64_t fetch_ns = 0, wait_ns = 0;
   std::uint64_t promoted = 0, streamed = 0;  // lines copied by the planner, and for prompts
-  std::uint64_t guessed = 0,
-                guessed_in = 0;  // lines copied ahead; of them, those that were fetched
 };
 
 // Of all layers.
 struct CacheTotals {
   LayerStats sum;
   std::uint64_t fetched_bytes = 0, promoted_bytes = 0, cpu_bytes = 0, streamed_bytes = 0;
-  std::uint64_t guessed_bytes = 0;  // copied ahead in vain: right guesses count as fetched
 };
 
 class ExpertCache {
@@ -127,8 +117,6 @@ class ExpertCache {
   void share_misses(std::span<const std::int32_t> cpu_of);
   std::span<const std::int32_t> cpu_of() const noexcept { return cpu_of_; }
   bool has_cpu() const noexcept { return cpu_ != nullptr; }
-  // So many lines a layer are copied ahead from the next step on, at most options().prefetch.
-  void prefetch(std::int32_t lines);
   // Misses take no line and the policy is not asked: steps leave the cache as it is.
   void bypass(bool on);
 
@@ -198,14 +186,12 @@ class ExpertCache {
   TableLayout at_{};
   std::int32_t staging_lines_ = 0;
   Block pools_, staging_, tables_, tables_host_, refs_, groups_, ids_, ids_host_, counters_,
-      counters_host_, handover_, ahead_, mail_head_, mail_jobs_, mail_x_, mail_y_, pace_;
+      counters_host_, handover_, mail_head_, mail_jobs_, mail_x_, mail_y_, pace_;
   std::vector<LayerCache> layers_;
   StepCache step_{};
   std::vector<Lines> lines_;  // the mirror
   std::vector<bool> dirty_;   // layers whose tables differ from the device's
   std::vector<std::int32_t> cpu_of_;
-  std::int32_t prefetch_ = 0;
-  bool prefetch_changed_ = true;
   bool bypass_ = false;
   std::vector<std::int32_t> suspended_share_;  // what resume() restores
   bool suspended_bypass_ = false;

@@ -62,8 +62,6 @@ const char* to_string(Op op) noexcept {
       return "mtp_join";
     case Op::kSample:
       return "sample";
-    case Op::kGuess:
-      return "guess";
     case Op::kResolve:
       return "resolve";
     case Op::kFetch:

@@ -1,5 +1,4 @@
-// The ops of experts in host memory (kGuess, kResolve, kFetch, kCpuPost, kCpuJoin, kPace) on the
-// host.
+// The ops of experts in host memory (kResolve, kFetch, kCpuPost, kCpuJoin, kPace) on the host.
 #include "cpp/base/errors.h"
 #include "cpp/device/host_ops.h"
 #include "cpp/device/resolve.h"
@@ -27,37 +26,7 @@ void sleep_until(std::int64_t ns) {
   if (left > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left));
 }
 
-// Where a guess put the expert's line, or null.
-const std::byte* line_ahead(const FetchArgs& args, std::int32_t expert) {
-  if (args.ahead == nullptr) return nullptr;
-  for (const Fetch& f : std::span(args.ahead, static_cast<std::size_t>(*args.num_ahead))) {
-    if (f.expert == expert) return f.to;
-  }
-  return nullptr;
-}
-
 }  // namespace
-
-void guess(const GuessArgs& args, Context&) {
-  const std::int32_t rows = rows_of(args.rows);
-  const std::int32_t most = *args.most;
-  check(most >= 0 && most <= kMaxGuesses, "guess: more lines than kMaxGuesses");
-  std::int32_t n = 0;
-  for (std::int32_t i = 0; i < args.slots * rows && n < most; ++i) {
-    const std::int32_t expert = args.ids[i % rows * args.slots + i / rows];
-    if (args.line_of[expert] >= 0) continue;
-    if (args.reachable != nullptr && args.reachable[expert] == 0) continue;
-    const auto same = [&](const Fetch& f) { return f.expert == expert; };
-    if (std::any_of(args.fetches, args.fetches + n, same)) continue;
-    args.fetches[n] = {args.lines + n * args.line_bytes, expert, 0};
-    ++n;
-  }
-  *args.num_fetches = n;
-  CacheCounters counters{};
-  counters.guessed = n;
-  counters.resolved_at = now_ns();
-  *args.counters = counters;
-}
 
 void resolve(const ResolveArgs& args, Context&) {
   const std::int32_t rows = rows_of(args.rows);
@@ -91,37 +60,15 @@ void resolve(const ResolveArgs& args, Context&) {
 void fetch(const FetchArgs& args, Context& context) {
   const std::int32_t n = *args.count;
   check(n >= 0 && n <= args.max_fetches, "fetch: more lines than max_fetches");
-  std::vector<const std::byte*> from;
-  std::int32_t banked = 0;
-  if (args.ahead != nullptr) {
-    check(*args.num_ahead >= 0 && *args.num_ahead <= kMaxGuesses,
-          "fetch: more lines ahead than kMaxGuesses");
-  }
-  for (const Fetch& f : std::span(args.fetches, static_cast<std::size_t>(n))) {
-    from.push_back(line_ahead(args, f.expert));
-    if (from.back() != nullptr) continue;
-    from.back() = args.bank + f.expert * args.line_bytes;
-    ++banked;
-  }
-  if (args.ahead != nullptr) {
-    args.counters->guessed = *args.num_ahead;
-    args.counters->guessed_in = n - banked;
-  }
   if (n == 0) return;
   context.pool.parallel_for(n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      std::memcpy(args.fetches[i].to, from[static_cast<std::size_t>(i)],
+      const Fetch& f = args.fetches[i];
+      std::memcpy(f.to, args.bank + f.expert * args.line_bytes,
                   static_cast<std::size_t>(args.line_bytes));
     }
   });
-  if (args.ns_per_line > 0 && banked > 0) {
-    std::int64_t free_at = args.counters->resolved_at;  // of the link
-    if (args.ahead != nullptr) {
-      const CacheCounters& ahead = *args.ahead_counters;
-      free_at = std::max(free_at, ahead.resolved_at + ahead.fetch_ns);
-    }
-    sleep_until(free_at + banked * args.ns_per_line);
-  }
+  if (args.ns_per_line > 0) sleep_until(args.counters->resolved_at + n * args.ns_per_line);
   args.counters->fetch_ns = now_ns() - args.counters->resolved_at;
 }
 

@@ -59,8 +59,6 @@ void run(Op op, const void* args, Context& context) {
       return mtp_join(as<MtpJoinArgs>(args), context);
     case Op::kSample:
       return sample(as<SampleArgs>(args), context);
-    case Op::kGuess:
-      return guess(as<GuessArgs>(args), context);
     case Op::kResolve:
       return resolve(as<ResolveArgs>(args), context);
     case Op::kFetch:

@@ -36,7 +36,6 @@ void ple_conv(const PleConvArgs& args, Context& context);
 void mtp_norm(const MtpNormArgs& args, Context& context);
 void mtp_join(const MtpJoinArgs& args, Context& context);
 void sample(const SampleArgs& args, Context& context);
-void guess(const GuessArgs& args, Context& context);
 void resolve(const ResolveArgs& args, Context& context);
 void fetch(const FetchArgs& args, Context& context);
 void cpu_post(const CpuPostArgs& args, Context& context);

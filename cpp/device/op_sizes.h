@@ -29,8 +29,8 @@ inline constexpr std::array<std::size_t, kNumOps> kArgsBytes =
                        GdnRecurArgs, GdnGateArgs, WindowPushArgs, AttnPrepareArgs, IndexSelectArgs,
                        AttentionArgs, RouteArgs, ExpertsArgs, CombineArgs, NgramHashArgs,
                        NgramGatherArgs, NgramDecodeArgs, PleGateArgs, PleConvArgs, MtpNormArgs,
-                       MtpJoinArgs, SampleArgs, GuessArgs, ResolveArgs, FetchArgs, CpuPostArgs,
-                       CpuJoinArgs, PaceArgs>();
+                       MtpJoinArgs, SampleArgs, ResolveArgs, FetchArgs, CpuPostArgs, CpuJoinArgs,
+                       PaceArgs>();
 
 // 0 for an op outside the table.
 constexpr std::size_t args_bytes_of(Op op) noexcept {

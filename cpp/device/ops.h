@@ -42,7 +42,6 @@ enum class Op : std::uint8_t {
   kMtpNorm,
   kMtpJoin,
   kSample,
-  kGuess,
   kResolve,
   kFetch,
   kCpuPost,
@@ -583,16 +582,10 @@ struct SampleArgs {
 //   group 2 (kGroupCpu)     the processor computes it (mailbox.h).
 // cpp/device/resolve.h is the rule itself, shared by the host op, the mirror of the cache and the
 // replay of traces.
-//
-// While a layer's attention runs the link is idle. kGuess names experts that the layer will
-// probably choose, from a choice made on the streams before the attention, and a kFetch of its own
-// copies them ahead into lines of their own. A guess changes nothing but where kFetch finds a line:
-// what is a hit, what is installed and what the processor computes follow from kResolve alone.
 
 inline constexpr std::int32_t kGroupHit = 0;
 inline constexpr std::int32_t kGroupFetched = 1;
 inline constexpr std::int32_t kGroupCpu = 2;
-inline constexpr std::int32_t kMaxGuesses = 8;    // copied ahead for a layer
 inline constexpr std::int32_t kFreeLine = -1;     // expert_of: holds nothing
 inline constexpr std::int32_t kFillingLine = -2;  // expert_of: a copy is under way; not to be used
 inline constexpr std::int32_t kUnordered = 0x7fffffff;  // CacheTables::order: after all others
@@ -634,29 +627,9 @@ struct Fetch {
 // Of one layer and one step.
 struct CacheCounters {
   std::int32_t hits, fetched, installed, on_cpu;  // distinct experts; fetched counts installed ones
-  std::int32_t guessed;                           // lines that were copied ahead
-  std::int32_t guessed_in;                        // of `fetched`: those whose line was there ahead
   std::int64_t fetch_ns;     // from the end of the resolution to the last byte fetched
   std::int64_t wait_ns;      // that the join waited for the processor
   std::int64_t resolved_at;  // the device's clock in ns
-};
-
-// Chooses what is copied ahead: of the guessed ids, in the order of slots, then of rows, the first
-// *most distinct ones that have no line and are reachable.
-struct GuessArgs {
-  static constexpr Op kOp = Op::kGuess;
-  RowCount rows;                  // at most 8
-  const std::int32_t* ids;        // (rows, slots) guessed choice, best first
-  const std::int32_t* line_of;    // (experts) CacheTables
-  const std::int32_t* reachable;  // (experts) CacheTables
-  const std::int32_t* most;       // (1) 0 to kMaxGuesses
-  std::byte* lines;               // (kMaxGuesses) lines that guesses are copied to
-  Fetch* fetches;                 // out (kMaxGuesses): the i-th goes to line i
-  std::int32_t* num_fetches;      // out (1)
-  CacheCounters* counters;  // out (1), all of it: guessed, resolved_at, zeros. Not the layer's.
-  std::int64_t line_bytes;
-  std::int32_t experts;
-  std::int32_t slots;
 };
 
 struct ResolveArgs {
@@ -678,22 +651,17 @@ struct ResolveArgs {
   std::int32_t slots;
 };
 
-// Copies the lines of `fetches`: from the bank, each read once, or from where a guess put them.
+// Copies the lines of `fetches` from the bank. Each is read once.
 struct FetchArgs {
   static constexpr Op kOp = Op::kFetch;
-  const Fetch* fetches;       // (max_fetches), on distinct experts
+  const Fetch* fetches;       // (max_fetches)
   const std::int32_t* count;  // (1)
   const std::byte* bank;      // pinned: line of expert e at bank + e * line_bytes
-  CacheCounters* counters;    // in/out (1): fetch_ns; with `ahead` also guessed and guessed_in
+  CacheCounters* counters;    // in/out (1): fetch_ns
   std::int64_t line_bytes;
-  std::int64_t ns_per_line;  // 0, or a slower link is played: the i-th line that comes from the
-                             // bank is not there before (i + 1) * ns_per_line after the resolution,
-                             // or after the end of the copies ahead where that is later
+  std::int64_t ns_per_line;  // 0, or a slower link is played: line i is not there before
+                             // resolved_at + (i + 1) * ns_per_line
   std::int32_t max_fetches;
-  // What was copied ahead, by an op before this one in the stream's order; null: nothing.
-  const Fetch* ahead;                   // (kMaxGuesses)
-  const std::int32_t* num_ahead;        // (1)
-  const CacheCounters* ahead_counters;  // (1) of the copies ahead: resolved_at, fetch_ns
 };
 
 // Hands the pairs of the experts in `cpu` to the processor: fills and posts the mailbox. Does

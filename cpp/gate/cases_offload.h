@@ -24,20 +24,6 @@ Case resolve_case(const ResolveShape& s);
 // `count` lines out of a pinned bank, in a graph for twice as many.
 Case fetch_case(std::int32_t count, std::int64_t line_bytes);
 
-// Guesses of kGuessSteps steps, each with another *most. Cases of guesses: cases_guess.cpp.
-struct GuessShape {
-  std::int32_t rows, max_rows, slots, experts;
-  std::int32_t held = 50;    // percent of the experts that have a line
-  bool unreachable = false;  // every third expert
-};
-inline constexpr std::int32_t kGuessSteps = 6;
-Case guess_case(const GuessShape& s);
-
-// `count` lines of distinct experts, `found` of them among the `ahead` that were copied before.
-// What lies ahead has other bytes than the bank.
-Case fetch_ahead_case(std::int32_t count, std::int32_t ahead, std::int32_t found,
-                      std::int64_t line_bytes);
-
 // Postings to a thread that plays the processor: of some experts, of none, of all, of one. `op`:
 // which of the two ops the case is counted for.
 Case mail_case(Op op, std::int32_t rows, std::int32_t slots, std::int32_t dim);

@@ -209,32 +209,11 @@ void offload(Plan& plan) {
   for (const std::int32_t lines : {127, 128, 129, 256, 257}) {
     resolve({8, 8, 10, 512, lines, Ask::kAbsent, 1, true});
   }
-  const auto guess = [&](const GuessShape& s) { plan.add("choice", guess_case, s); };
-  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
-    guess({rows, rows, 10, 512});
-    guess({rows, 8, 4, 32, 70, rows % 2 == 0});
-    guess({rows, rows, 10, 12, 30, true});  // rows share most of their experts
-    guess({rows, 8, 16, 4096, 5, true});
-  }
-  guess({3, 3, 10, 512, 100});  // all are there
   for (const std::int32_t lines : {0, 1, 2, 10}) {
     plan.add("ops", fetch_case, lines, std::int64_t{18176});
   }
   plan.add("ops", fetch_case, 63, std::int64_t{4352});
   plan.add("ops", fetch_case, 3, std::int64_t{1862400});
-  const auto ahead = [&](std::int32_t count, std::int32_t there, std::int32_t found,
-                         std::int64_t line_bytes) {
-    plan.add("ops", fetch_ahead_case, count, there, found, line_bytes);
-  };
-  for (const std::int32_t there : {0, 1, 3, 8}) {
-    ahead(0, there, 0, 4352);
-    ahead(5, there, 0, 4352);           // none was right
-    ahead(9, there, there, 18176);      // all were
-    ahead(there, there, there, 18176);  // nothing comes from the bank
-    ahead(40, there, there / 2, 4352);
-    ahead(80, there, there, 4352);
-  }
-  ahead(6, 8, 3, 1862400);
   for (const std::int32_t rows : {1, 2, 5, 8}) {
     plan.add("ops", mail_case, Op::kCpuPost, rows, 4, 256);
     plan.add("ops", mail_case, Op::kCpuJoin, rows, 10, 2560);

@@ -94,8 +94,7 @@ void Engine::allocate(std::int32_t large_rows) {
       stream_ = std::make_unique<cache::ExpertStream>(device_, *cache_, large_rows);
     }
     if (options_.forced_routing) {
-      // The choices, then guesses of them.
-      const std::size_t bytes = 2 * cache_->bank().layers().size() * cache_->ids_bytes();
+      const std::size_t bytes = cache_->bank().layers().size() * cache_->ids_bytes();
       forced_ = Block(device_, Space::kDevice, bytes, "replayed expert ids");
       forced_host_ = Block(device_, Space::kPinned, bytes, "replayed expert ids, host side");
       std::fill_n(forced_host_.as<std::int32_t>(), bytes / sizeof(std::int32_t), -1);
@@ -138,37 +137,21 @@ void Engine::build() {
   const std::int32_t large_rows = std::max(options_.chunk, options_.lanes);
   allocate(large_rows);
 
-  // Programs run one at a time, so they share one arena, with room for either kind of them.
-  prefetches_ = cache_ != nullptr && cache_->options().prefetch > 0;
-  std::size_t arena = count_arena(large_rows);
-  if (prefetches_) {
-    prefetches_ = false;
-    arena = std::max(arena, count_arena(large_rows));
+  // Programs run one at a time, so they share one arena.
+  std::size_t arena = 0;
+  std::vector<GraphBuilder::Sizes> counted;
+  const std::vector<Bucket> all = buckets(large_rows);
+  for (const Bucket& bucket : all) {
+    Built trial;
+    trial.bucket = bucket;
+    counted.push_back(build_bucket(trial, nullptr, {}));
+    arena = std::max(arena, counted.back().total());
   }
   activations_ = Block(device_, Space::kDevice, arena, "activations");
-  build_programs();
-}
-
-std::size_t Engine::count_arena(std::int32_t large_rows) {
-  std::size_t arena = 0;
-  for (const Bucket& bucket : buckets(large_rows)) {
-    Built trial;
-    trial.bucket = bucket;
-    arena = std::max(arena, build_bucket(trial, nullptr, {}).total());
-  }
-  return arena;
-}
-
-void Engine::build_programs() {
-  last_ = nullptr;
-  built_.clear();
-  counters_.graphs = 0;
-  for (const Bucket& bucket : buckets(std::max(options_.chunk, options_.lanes))) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
     auto built = std::make_unique<Built>();
-    built->bucket = bucket;
-    Built trial;
-    trial.bucket = bucket;
-    build_bucket(*built, activations_.as<std::byte>(), build_bucket(trial, nullptr, {}));
+    built->bucket = all[i];
+    build_bucket(*built, activations_.as<std::byte>(), counted[i]);
     if (options_.graphs) {
       capture(built->trunk_program, built->trunk_graphs);
       if (mtp_) capture(built->mtp_program, built->mtp_graphs);
@@ -192,12 +175,9 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
                              options_.levels,
                              options_.window,
                              options_.token_limit,
-                             built.buffer->ticket(Lane::kMain),
-                             built.buffer->ticket(Lane::kAhead),
+                             built.buffer->ticket(),
                              cache_,
-                             prefetches_,
-                             forced_.as<std::int32_t>(),
-                             forced_guesses()};
+                             forced_.as<std::int32_t>()};
 
   // All three lists share the arena: the MTP head reads the trunk's streams, a rewind the trunk's
   // staged inputs.

@@ -126,15 +126,9 @@ class Engine {
   std::vector<float> taps();
 
   // Experts that the rows of the next steps of few rows take in place of their own choice:
-  // (layers, rows, top_k) of the trunk, or empty to end it; and likewise what is guessed of them
-  // ahead, or empty for the model's own guess. Needs options.forced_routing and a cache.
-  void force_routing(std::span<const std::int32_t> ids, std::int32_t rows,
-                     std::span<const std::int32_t> guesses = {});
-  // Steps of few rows copy experts ahead of a layer's attention (ExpertCache::prefetch says how
-  // many) or do not: the same bits either way. Needs a cache with room for them; builds all
-  // programs and graphs anew.
-  void use_prefetch(bool on);
-  bool prefetches() const noexcept { return prefetches_; }
+  // (layers, rows, top_k) of the trunk, or empty to end it. Needs options.forced_routing and a
+  // cache.
+  void force_routing(std::span<const std::int32_t> ids, std::int32_t rows);
   cache::ExpertCache* cache() noexcept { return cache_; }
   void check_cache() { cache_->check_integrity(streams_.main()); }
   const cache::ExpertStream* stream() const noexcept { return stream_.get(); }
@@ -179,10 +173,6 @@ class Engine {
   };
 
   void build();
-  std::size_t count_arena(std::int32_t large_rows);
-  void build_programs();
-  const std::int32_t* forced_guesses() const;
-  void force(std::int32_t* to, std::span<const std::int32_t> ids, std::int32_t rows) const;
   void allocate(std::int32_t large_rows);
   std::vector<Bucket> buckets(std::int32_t large_rows) const;
   GraphBuilder::Sizes build_bucket(Built& built, std::byte* base, const GraphBuilder::Sizes& sizes);
@@ -217,7 +207,6 @@ class Engine {
   cache::ExpertCache* cache_;
   bool mtp_ = false;
   bool use_graphs_ = true;
-  bool prefetches_ = false;
   std::int32_t max_pages_ = 0;
   std::int32_t max_outputs_ = 0;
 

@@ -30,22 +30,10 @@ void Engine::run_layers(const Built& built, const Part& part, std::int32_t rows)
   }
 }
 
-const std::int32_t* Engine::forced_guesses() const {
-  if (forced_.data() == nullptr) return nullptr;
-  return forced_.as<std::int32_t>() + forced_.bytes() / sizeof(std::int32_t) / 2;
-}
-
-void Engine::force_routing(std::span<const std::int32_t> ids, std::int32_t rows,
-                           std::span<const std::int32_t> guesses) {
+void Engine::force_routing(std::span<const std::int32_t> ids, std::int32_t rows) {
   check(forced_.data() != nullptr, "force_routing needs options.forced_routing and a cache");
   auto* to = forced_host_.as<std::int32_t>();
   std::fill_n(to, forced_host_.bytes() / sizeof(std::int32_t), -1);
-  force(to, ids, rows);
-  force(to + forced_host_.bytes() / sizeof(std::int32_t) / 2, guesses, rows);
-}
-
-// The layers' part of `ids`, if any, where programs look for it.
-void Engine::force(std::int32_t* to, std::span<const std::int32_t> ids, std::int32_t rows) const {
   if (ids.empty()) return;
   const std::int64_t pairs = std::int64_t{rows} * shape_.top_k;
   const std::int64_t stride = std::int64_t{cache_->options().decode_rows} * shape_.top_k;
@@ -55,15 +43,6 @@ void Engine::force(std::int32_t* to, std::span<const std::int32_t> ids, std::int
   for (std::int64_t l = 0; l < shape_.layers; ++l) {
     std::copy_n(ids.begin() + static_cast<std::ptrdiff_t>(l * pairs), pairs, to + l * stride);
   }
-}
-
-void Engine::use_prefetch(bool on) {
-  check(!on || (cache_ != nullptr && cache_->options().prefetch > 0),
-        "use_prefetch needs a cache with room for lines ahead");
-  if (on == prefetches_) return;
-  device_.synchronize(streams_.main());
-  prefetches_ = on;
-  build_programs();
 }
 
 }  // namespace flashnext

@@ -82,14 +82,11 @@ StepProfile Engine::profile(int repeats) {
       time_run([&] { run(*last_, program, last_->trunk_graphs, head.rows); }, repeats);
   for (const Graph& graph : last_->trunk_graphs) profile.nodes += graph.nodes();
 
-  const auto is_guess = [&](const void* args) {
-    return static_cast<const RouteArgs*>(args)->ticket == last_->buffer->ticket(Lane::kAhead);
-  };
   // Op by op, to learn which experts each layer reads.
   std::uint64_t experts = 0, routes = 0;
   program.for_each_op([&](Op op, const void* args, std::size_t bytes) {
     device_.launch(streams_.main(), op, args, bytes);
-    if (op == Op::kRoute && !is_guess(args)) {
+    if (op == Op::kRoute) {
       sizes.experts = count_experts(*static_cast<const RouteArgs*>(args), head.rows);
       experts += static_cast<std::uint64_t>(sizes.experts);
       ++routes;

@@ -205,14 +205,12 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
       out.has_ple_push = true;
     }
     parts.mix(out.streams, layer.attn_mix, pending_inj, pending_y, t.x, t.inj);
-    parts.guess(layer.mlp_mix, layer.moe, l, out.streams);
     if (layer.kind == LayerKind::kDeltaNet) {
       out.stages.push_back(gdn.add(layer.gdn, context.state.layout().gdn[l], t.x, t.y));
     } else {
       parts.attention(layer.attn, context.state.planes(attention_index++), t.x, t.y);
     }
     if (static_cast<std::int32_t>(l) == gather_layer) ple->begin();
-    parts.join_guess();
     parts.mix(out.streams, layer.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
     parts.moe(layer.moe, l, t.mlp_x, t.mlp_y);
     pending_inj = t.mlp_inj;
@@ -268,13 +266,11 @@ MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const S
 
   parts.mix(out.streams, w.block.attn_mix, nullptr, nullptr, t.x, t.inj);
   const auto layers = context.weights.layers.size();
-  parts.guess(w.block.mlp_mix, w.block.moe, layers, out.streams);
   std::size_t planes = 0;
   for (std::size_t l = 0; l < layers; ++l) {
     if (context.weights.layers[l].kind == LayerKind::kAttention) ++planes;
   }
   parts.attention(w.block.attn, context.state.planes(planes), t.x, t.y);
-  parts.join_guess();
   parts.mix(out.streams, w.block.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
   parts.moe(w.block.moe, layers, t.mlp_x, t.mlp_y);
   parts.residual(out.streams, t.mlp_inj, t.mlp_y);

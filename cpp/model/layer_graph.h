@@ -26,12 +26,8 @@ struct GraphContext {
   std::int32_t window;              // most positions of a lane
   std::int32_t token_limit;         // ids >= it are never sampled
   std::int32_t* ticket;             // (1) zero when a step begins: RouteArgs
-  std::int32_t* ahead_ticket;       // (1) likewise, for the choice that is made ahead
   const cache::ExpertCache* cache;  // routed experts in host memory; null: all are on the device
-  bool prefetch;                    // steps of few rows copy experts ahead of a layer's attention
-  // (layers with experts, decode rows, top_k) replayed choices, and guesses of them, or null
-  const std::int32_t* forced;
-  const std::int32_t* forced_guesses;
+  const std::int32_t* forced;  // (layers with experts, decode rows, top_k) replayed choices or null
 };
 
 // What a trunk program leaves behind, at device addresses that stay valid until the next program

@@ -16,12 +16,6 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   scratch_.mlp_x = b_.take<float>(r * s_.hidden);
   scratch_.mlp_inj = b_.take<float>(r * s_.streams);
   scratch_.mlp_y = b_.take<float>(r * s_.hidden);
-  if (prefetches()) {
-    guess_.x = b_.take<float>(r * s_.hidden);
-    guess_.weights = b_.take<float>(r * s_.top_k);
-    guess_.shared_gate = b_.take<float>(r);
-    guess_.ids = b_.take<std::int32_t>(r * s_.top_k);
-  }
   sublayer_ = b_.mark();
   at_.qg = b_.take<float>(r * 2 * s_.q_dim());
   at_.k = b_.take<float>(r * s_.kv_dim());
@@ -133,70 +127,25 @@ void LayerParts::attention(const AttnWeights& w, const KvPlanes& planes, const f
   linear(Lane::kMain, rows(), at_.o, {w.o}, {y});
 }
 
-RouteArgs LayerParts::route_args(const MoeWeights& w, const float* x) const {
-  RouteArgs a{};
-  a.rows = rows();
-  a.x = x;
-  a.router = w.router;
-  a.shared_gate = w.shared_gate;
-  a.top_k = s_.top_k;
-  a.normalise = s_.norm_topk ? 1 : 0;
-  return a;
-}
-
-void LayerParts::guess(const MixWeight& mix, const MoeWeights& w, std::size_t layer,
-                       float* streams) {
-  if (!prefetches()) return;
-  const cache::LayerCache& c = c_.cache->layer(layer);
-  const cache::StepCache& t = c_.cache->step();
-  b_.program().fork(Lane::kAhead);
-  MixArgs m = mix_args(rows(), streams, mix, guess_.x);
-  m.w.inject = nullptr;
-  b_.add(Lane::kAhead, m);
-
-  RouteArgs route = route_args(w, guess_.x);
-  route.ids = guess_.ids;
-  route.weights = guess_.weights;
-  route.gate = guess_.shared_gate;
-  route.ticket = c_.ahead_ticket;
-  if (c_.forced_guesses != nullptr) route.forced = forced(c_.forced_guesses, layer);
-  b_.add(Lane::kAhead, route);
-
-  GuessArgs guess{};
-  guess.rows = rows();
-  guess.ids = guess_.ids;
-  guess.line_of = c.tables.line_of;
-  guess.reachable = c.tables.reachable;
-  guess.most = t.most_ahead;
-  guess.lines = t.ahead;
-  guess.fetches = t.ahead_fetches;
-  guess.num_fetches = t.num_ahead;
-  guess.counters = t.ahead_counters;
-  guess.line_bytes = c.layout.bytes;
-  guess.experts = s_.experts;
-  guess.slots = s_.top_k;
-  b_.add(Lane::kAhead, guess);
-
-  FetchArgs fetch = fetch_args(layer);
-  fetch.fetches = t.ahead_fetches;
-  fetch.count = t.num_ahead;
-  fetch.counters = t.ahead_counters;
-  fetch.max_fetches = c_.cache->options().prefetch;
-  b_.program().wait(Lane::kSide, Lane::kAhead);
-  b_.add(Lane::kSide, fetch);
-}
-
-const std::int32_t* LayerParts::forced(const std::int32_t* ids, std::size_t layer) const {
-  return ids + static_cast<std::int64_t>(layer) * c_.cache->options().decode_rows * s_.top_k;
-}
-
 void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, float* y) {
-  RouteArgs route = route_args(w, x);
-  route.ids = few() ? c_.cache->layer(layer).ids : moe_.ids;
+  const bool cached = c_.cache != nullptr;
+  // Few rows find their experts within the graph; for many the host streams them.
+  const bool few = cached && step_.max_rows <= c_.cache->options().decode_rows;
+  RouteArgs route{};
+  route.rows = rows();
+  route.x = x;
+  route.router = w.router;
+  route.shared_gate = w.shared_gate;
+  route.ids = few ? c_.cache->layer(layer).ids : moe_.ids;
   route.weights = moe_.weights;
   route.gate = moe_.shared_gate;
+  route.top_k = s_.top_k;
+  route.normalise = s_.norm_topk ? 1 : 0;
   route.ticket = c_.ticket;
-  if (few() && c_.forced != nullptr) route.forced = forced(c_.forced, layer);
+  if (few && c_.forced != nullptr) {
+    route.forced =
+        c_.forced + static_cast<std::int64_t>(layer) * c_.cache->options().decode_rows * s_.top_k;
+  }
   b_.add(Lane::kMain, route);
 
   ExpertsArgs e{};
@@ -215,9 +164,9 @@ void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, flo
   e.slots = s_.top_k;
   e.inner = s_.expert_inner;
   std::copy_n(w.words, 3, e.words);
-  if (c_.cache == nullptr) {
+  if (!cached) {
     b_.add(Lane::kMain, e);
-  } else if (few()) {
+  } else if (few) {
     cached_experts(e, layer);
   } else {
     b_.give_workspace(Lane::kMain, e);
@@ -225,15 +174,6 @@ void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, flo
   }
   b_.add(Lane::kMain, CombineArgs{rows(), moe_.slot_y, moe_.weights, moe_.shared_y,
                                   moe_.shared_gate, y, s_.top_k, s_.hidden});
-}
-
-FetchArgs LayerParts::fetch_args(std::size_t layer) const {
-  const cache::LayerCache& c = c_.cache->layer(layer);
-  FetchArgs a{};
-  a.bank = c.bank;
-  a.line_bytes = c.layout.bytes;
-  a.ns_per_line = c_.cache->link_ns(c.layout.bytes);
-  return a;
 }
 
 void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
@@ -261,11 +201,9 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
   b_.add(Lane::kMain, resolve);
 
   // The processor is asked before the link is full: a small write would wait behind all the reads
-  // that a fetch has under way. It does not wait for copies ahead either.
-  const Lane post_lane = prefetches() ? Lane::kAhead : Lane::kSide;
+  // that a fetch has under way.
   b_.program().fork(Lane::kSide);
   if (options.cpu) {
-    if (post_lane != Lane::kSide) b_.program().fork(post_lane);
     CpuPostArgs post{};
     post.rows = rows();
     post.x = e.x;
@@ -277,19 +215,16 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     post.layer = static_cast<std::int32_t>(layer);
     post.slots = s_.top_k;
     post.dim = s_.hidden;
-    b_.add(post_lane, post);
-    if (post_lane != Lane::kSide) b_.program().wait(Lane::kSide, post_lane);
+    b_.add(Lane::kSide, post);
   }
-  FetchArgs fetch = fetch_args(layer);
+  FetchArgs fetch{};
   fetch.fetches = t.fetches;
   fetch.count = t.num_fetches;
+  fetch.bank = c.bank;
   fetch.counters = c.counters;
+  fetch.line_bytes = c.layout.bytes;
+  fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
   fetch.max_fetches = pairs;
-  if (prefetches()) {
-    fetch.ahead = t.ahead_fetches;
-    fetch.num_ahead = t.num_ahead;
-    fetch.ahead_counters = t.ahead_counters;
-  }
   b_.add(Lane::kSide, fetch);
 
   e.experts = c.experts;

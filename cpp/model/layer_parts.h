@@ -44,10 +44,6 @@ class LayerParts {
 
   // y = attention(x), with the layer's planes.
   void attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y);
-  // Beside the attention: what the experts' layer would choose if the attention added nothing is
-  // copied ahead, where steps do that. The streams must not change before join_guess().
-  void guess(const MixWeight& mix, const MoeWeights& w, std::size_t layer, float* streams);
-  void join_guess() { b_.program().join(Lane::kAhead); }
   // y = mixture of experts (x); `layer` counts the layers with experts, the MTP head's comes last.
   void moe(const MoeWeights& w, std::size_t layer, const float* x, float* y);
   // Final mix over the rows whose logits are wanted, head, sampler. Takes *tokens when null.
@@ -58,16 +54,6 @@ class LayerParts {
   const StepView& step() const { return step_; }
 
  private:
-  // Steps of few rows find their experts within the graph; for many the host streams them.
-  bool few() const {
-    return c_.cache != nullptr && step_.max_rows <= c_.cache->options().decode_rows;
-  }
-  bool prefetches() const { return few() && c_.prefetch && c_.cache->step().ahead != nullptr; }
-  RouteArgs route_args(const MoeWeights& w, const float* x) const;
-  // A layer's part of replayed choices.
-  const std::int32_t* forced(const std::int32_t* ids, std::size_t layer) const;
-  // Copies lines of `layer` while other lanes compute.
-  FetchArgs fetch_args(std::size_t layer) const;
   // What every mix of the model has in common.
   MixArgs mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const;
   // The routed experts of few rows, those with a line while the others are fetched or computed by
@@ -90,10 +76,6 @@ class LayerParts {
     float *shared_gate, *weights, *slot_y, *shared_y;
     std::int32_t* ids;
   } moe_{};
-  struct {
-    float *x, *weights, *shared_gate;
-    std::int32_t* ids;
-  } guess_{};
 };
 
 }  // namespace flashnext

@@ -230,7 +230,6 @@ OpCost Costs::of(Op op) const {
       return moved(mul(s_.outputs, a.vocab) * kF);
     }
     // What they move depends on the cache: its counters tell.
-    case Op::kGuess:
     case Op::kResolve:
     case Op::kFetch:
     case Op::kCpuPost:

@@ -15,7 +15,7 @@ StepBuffer::StepBuffer(Device& device, std::int32_t max_rows, std::int32_t lanes
     : max_pages_(max_pages) {
   const auto rows = static_cast<std::size_t>(max_rows), l = static_cast<std::size_t>(lanes);
   ticket_ = part(head_, 1, sizeof(StepHead));
-  segments_ = part(ticket_, kNumLanes, kTicketBytes);
+  segments_ = part(ticket_, 1, sizeof(std::int32_t));
   pages_ = part(segments_, l, sizeof(Segment));
   rows_ = part(pages_, l * static_cast<std::size_t>(max_pages), sizeof(std::int32_t));
   outputs_ = part(rows_, rows, sizeof(Row));

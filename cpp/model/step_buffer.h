@@ -27,15 +27,12 @@ class StepBuffer {
   // The same view of the host side.
   StepView host_view(std::int32_t max_rows, std::int32_t max_segments,
                      std::int32_t max_outputs) const;
-  // Device side: kNumLanes zeros apart, which every upload renews.
-  std::int32_t* ticket(Lane lane) const {
-    return at<std::int32_t>(device_, ticket_ + static_cast<std::size_t>(lane) * kTicketBytes);
-  }
+  // Device side: one zero, which every upload renews.
+  std::int32_t* ticket() const { return at<std::int32_t>(device_, ticket_); }
   // Adds the copy; everything that reads the step comes after it.
   void add_upload(Program& program) const;
 
  private:
-  static constexpr std::size_t kTicketBytes = 64;
   template <class T>
   static T* at(const Block& block, std::size_t offset) {
     return reinterpret_cast<T*>(block.as<std::byte>() + offset);

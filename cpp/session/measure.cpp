@@ -42,14 +42,9 @@ class GraphChoice {
 // The routing of one step of many, until the end of the scope.
 class Routing {
  public:
-  Routing(Session& session, std::span<const std::int32_t> all, double guess_accuracy)
-      : engine_(session.engine()), accuracy_(guess_accuracy), experts_(session.shape().experts) {
-    if (!(accuracy_ >= 0 && accuracy_ <= 1)) {
-      throw InputError("guess_accuracy = " + std::to_string(accuracy_) + ": must be 0 to 1");
-    }
+  Routing(Session& session, std::span<const std::int32_t> all) : engine_(session.engine()) {
     if (all.empty()) return;
     const ModelShape& s = session.shape();
-    top_k_ = static_cast<std::size_t>(s.top_k);
     const std::size_t step = static_cast<std::size_t>(s.layers) * static_cast<std::size_t>(s.top_k);
     if (session.cache() == nullptr || !engine_.options().forced_routing) {
       throw InputError(
@@ -70,41 +65,13 @@ class Routing {
   Routing& operator=(const Routing&) = delete;
   std::size_t steps() const { return step_ == 0 ? 0 : all_.size() / step_; }
   void take(std::size_t i) {
-    if (all_.empty()) return;
-    const std::span<const std::int32_t> ids = all_.subspan(i % steps() * step_, step_);
-    engine_.force_routing(ids, 1, guesses(ids, i));
+    if (!all_.empty()) engine_.force_routing(all_.subspan(i % steps() * step_, step_), 1);
   }
 
  private:
-  // Every id with the probability of the accuracy, else some expert that was not chosen.
-  std::span<const std::int32_t> guesses(std::span<const std::int32_t> ids, std::size_t step) {
-    guesses_.assign(ids.begin(), ids.end());
-    std::uint64_t draw = 0;
-    const auto below = [&draw](std::uint64_t n) {
-      draw = draw * 6364136223846793005u + 1442695040888963407u;
-      return (draw >> 33) % n;
-    };
-    for (std::size_t at = 0; at < ids.size(); at += top_k_) {
-      draw = step * 1000003u + at;
-      const std::span<const std::int32_t> chosen = ids.subspan(at, top_k_);
-      for (std::size_t k = 0; k < top_k_; ++k) {
-        if (static_cast<double>(below(1u << 20)) < accuracy_ * (1u << 20)) continue;
-        std::int32_t& id = guesses_[at + k];
-        do {
-          id = static_cast<std::int32_t>(below(static_cast<std::uint64_t>(experts_)));
-        } while (top_k_ < static_cast<std::size_t>(experts_) &&
-                 std::find(chosen.begin(), chosen.end(), id) != chosen.end());
-      }
-    }
-    return guesses_;
-  }
-
   Engine& engine_;
-  double accuracy_;
-  std::int32_t experts_;
   std::span<const std::int32_t> all_;
-  std::vector<std::int32_t> guesses_;
-  std::size_t step_ = 0, top_k_ = 0;
+  std::size_t step_ = 0;
 };
 
 StepExperts expert_counts(const cache::ExpertCache* cache) {
@@ -120,8 +87,6 @@ StepExperts expert_counts(const cache::ExpertCache* cache) {
   sum.cpu_bytes = totals.cpu_bytes;
   sum.fetch_ns = totals.sum.fetch_ns;
   sum.wait_ns = totals.sum.wait_ns;
-  sum.guessed = totals.sum.guessed;
-  sum.guessed_in = totals.sum.guessed_in;
   return sum;
 }
 
@@ -135,8 +100,6 @@ StepExperts operator-(StepExperts a, const StepExperts& b) {
   a.cpu_bytes -= b.cpu_bytes;
   a.fetch_ns -= b.fetch_ns;
   a.wait_ns -= b.wait_ns;
-  a.guessed -= b.guessed;
-  a.guessed_in -= b.guessed_in;
   return a;
 }
 
@@ -204,9 +167,7 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   times.tokens.push_back(token);
   std::vector<std::int32_t> resident;
   if (options.resident_sets > 0) resident = resident_routing(session, options.resident_sets);
-  // Steps that miss nothing copy nothing either.
-  const double accuracy = resident.empty() ? options.guess_accuracy : 1;
-  Routing routing(session, resident.empty() ? options.routing : std::span(resident), accuracy);
+  Routing routing(session, resident.empty() ? options.routing : std::span(resident));
   StepExperts before = expert_counts(session.cache());
   for (std::int32_t i = 0; i < options.new_tokens; ++i) {
     if (options.poll) options.poll();
@@ -224,10 +185,10 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   return times;
 }
 
-void warm_cache(Session& session, std::span<const std::int32_t> steps, double guess_accuracy,
+void warm_cache(Session& session, std::span<const std::int32_t> steps,
                 const std::function<void()>& poll) {
   Engine& engine = session.engine();
-  Routing routing(session, steps, guess_accuracy);
+  Routing routing(session, steps);
   session.scheduler().prefixes().clear();
   for (std::int32_t l = 0; l < engine.options().lanes; ++l) engine.reset(l);
   std::vector<std::int64_t> unused;

@@ -22,9 +22,6 @@ struct MeasureOptions {
   // Experts of the decode steps in place of the model's choice, (steps, layers, top_k) of the trunk
   // in turn; empty: its own. Needs SessionOptions::forced_routing and experts in host memory.
   std::span<const std::int32_t> routing;
-  // Replayed choices are guessed ahead (SessionOptions::prefetch) as a model would that guesses
-  // each of its experts with this probability; drawn from the ids, so that runs repeat.
-  double guess_accuracy = 0;
   // The same of experts that have a line when the prompt has run, in up to so many disjoint choices
   // in turn: steps that miss nothing. 0: off.
   std::int32_t resident_sets = 0;
@@ -36,8 +33,6 @@ struct StepExperts {
   std::uint64_t promoted = 0;                                      // copies that began before it
   std::uint64_t fetched_bytes = 0, cpu_bytes = 0;
   std::uint64_t fetch_ns = 0, wait_ns = 0;
-  std::uint64_t guessed = 0,
-                guessed_in = 0;  // lines copied ahead; of them, those that were fetched
 };
 
 struct RunTimes {
@@ -55,7 +50,7 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
 
 // Runs untimed steps of one row with this routing (steps, layers, top_k), so that the cache is as
 // it would be in a long run. Lane 0 is empty before and after.
-void warm_cache(Session& session, std::span<const std::int32_t> routing, double guess_accuracy = 0,
+void warm_cache(Session& session, std::span<const std::int32_t> routing,
                 const std::function<void()>& poll = {});
 
 }  // namespace flashnext

@@ -1,7 +1,6 @@
 #include "cpp/session/memory_plan.h"
 
 #include "cpp/bank/host_ram.h"
-#include "cpp/cache/prefetch.h"
 #include "cpp/device/plan_device.h"
 
 #include <algorithm>
@@ -36,18 +35,12 @@ EngineOptions engine_options(const SessionOptions& o, bool offload) {
   engine.snapshots = o.snapshots;
   engine.taps = o.taps;
   engine.forced_routing = o.forced_routing;
+  engine.forced_routing = o.forced_routing;
   return engine;
 }
 
-// Lines ahead that there is room for. The host device has no link that could be idle.
-std::int32_t prefetch_lines(const SessionOptions& o, bool on_host) {
-  const cache::Prefetch asked = cache::parse_prefetch(o.prefetch);
-  if (asked.mode != cache::Prefetch::Mode::kAuto) return asked.lines;
-  return on_host ? 0 : cache::kAutoPrefetch;
-}
-
 cache::CacheOptions cache_options(const SessionOptions& o, const ModelShape& shape,
-                                  std::int32_t lines, bool on_host) {
+                                  std::int32_t lines) {
   cache::CacheOptions cache;
   cache.lines = lines;
   cache.trunk_layers = shape.layers;
@@ -56,7 +49,6 @@ cache::CacheOptions cache_options(const SessionOptions& o, const ModelShape& sha
   cache.ring_lines = o.ring_lines;
   cache.lockstep = o.lockstep;
   cache.link_limit = o.link_limit;
-  cache.prefetch = prefetch_lines(o, on_host);
   cache.cpu = true;  // some experts may have no other way
   cache.cpu_options.threads = o.cpu_threads;
   cache.cpu_deadline_ns = static_cast<std::int64_t>(o.cpu_deadline_seconds * 1e9);
@@ -141,7 +133,7 @@ class MemoryPlanner {
     EngineOptions engine = result.engine;
     engine.graphs = false;
     if (offload) {
-      result.cache = cache_options(o_, c_.shape(), lines, on_host());
+      result.cache = cache_options(o_, c_.shape(), lines);
       PlanDevice uncounted(sizes_);  // the bank comes last: it takes the RAM that others leave
       const Bank bank = Bank::plan(c_, uncounted, {1, 1});
       for (const Bank::Layer& layer : bank.layers()) {

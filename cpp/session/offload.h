@@ -1,5 +1,5 @@
-// What becomes of the misses of a session with experts in host memory, measured by whole steps when
-// it opens: the processor's share, and how many experts are copied ahead.
+// The processor's share of the misses of a session with experts in host memory, measured by whole
+// steps when it opens.
 #pragma once
 
 #include "cpp/cache/cpu_share.h"
@@ -20,14 +20,12 @@ bool needs_cpu(const SessionOptions& options, const Bank& bank);
 struct ShareReport {
   std::vector<cache::ShareTrial> trials;  // empty: nothing was measured
   double share = 0;                       // chosen
-  std::int32_t prefetch = 0;              // chosen lines a layer
-  std::int32_t most = -1;             // misses of a layer and step, as asked for; -1: no such limit
-  std::string text() const;           // a line for people
-  std::string prefetch_text() const;  // likewise
+  std::int32_t most = -1;    // misses of a layer and step, as asked for; -1: no such limit
+  std::string text() const;  // a line for people
 };
 
-// Decides both, by `options.cpu_misses` and `options.prefetch`, and tells cache and engine. Runs
-// steps on lane 0, which is empty before and after, and leaves the lines as they are.
+// Decides the share, by `options.cpu_misses`, and tells the cache. Runs steps on lane 0, which is
+// empty before and after, and leaves the lines as they are.
 ShareReport choose_share(Engine& engine, const SessionOptions& options);
 
 }  // namespace flashnext

@@ -1,6 +1,5 @@
 #include "cpp/session/session.h"
 
-#include "cpp/cache/prefetch.h"
 #include "cpp/cache/profile.h"
 #include "cpp/checkpoint/fingerprint.h"
 #include "cpp/device/cuda_device.h"
@@ -71,8 +70,7 @@ void check_options(const SessionOptions& o) {
   if (!(o.link_limit >= 0 && std::isfinite(o.link_limit))) {
     refuse("link_limit", std::to_string(o.link_limit), "0 (off) or bytes a second");
   }
-  cache::parse_cpu_misses(o.cpu_misses);  // throw for what is no such option
-  cache::parse_prefetch(o.prefetch);
+  cache::parse_cpu_misses(o.cpu_misses);  // throws for what is no such option
 }
 
 }  // namespace
@@ -176,9 +174,6 @@ void Session::note_cache() {
                    " bytes pinned, " + std::to_string(bank.pageable_bytes) + " pageable, " +
                    std::to_string(bank.mapped_bytes) + " left in the files");
   notes_.push_back("experts in host memory: " + share_->text());
-  if (share_->prefetch > 0) {
-    notes_.push_back("experts in host memory: " + share_->prefetch_text());
-  }
 }
 
 std::vector<std::string> Session::notes() const {

@@ -48,9 +48,6 @@ struct SessionOptions {
   std::uint64_t host_limit = 0;     // bytes of RAM for experts; 0: what the machine has free
   std::string cpu_misses = "auto";  // of a layer's misses: "off", "auto" (measured), or at most N
   std::int32_t cpu_threads = 0;     // that compute misses; 0: one a core but one
-  // Experts a layer that are guessed and copied ahead of its attention, while the link is idle:
-  // "off", "auto" (measured), or N.
-  std::string prefetch = "auto";
   std::shared_ptr<cache::Policy> policy;  // null: recency
   std::string profile;       // file of expert uses: read at open, written at close; empty: none
   bool keep_profile = true;  // false: the profile is only read

@@ -79,8 +79,6 @@ py::dict experts_dict(const std::vector<StepExperts>& steps) {
   FN_COUNT(cpu_bytes)
   FN_COUNT(fetch_ns)
   FN_COUNT(wait_ns)
-  FN_COUNT(guessed)
-  FN_COUNT(guessed_in)
 #undef FN_COUNT
   return d;
 }
@@ -88,8 +86,7 @@ py::dict experts_dict(const std::vector<StepExperts>& steps) {
 // Times of one run, and with `repeats` > 0 the profile of its last step.
 py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int32_t new_tokens,
                  std::int32_t chunk, bool graphs, int repeats, const std::optional<Ids>& feed,
-                 const std::optional<Ids>& routing, std::int32_t resident_sets,
-                 double guess_accuracy) {
+                 const std::optional<Ids>& routing, std::int32_t resident_sets) {
   MeasureOptions o;
   o.new_tokens = new_tokens;
   o.chunk = chunk;
@@ -98,7 +95,6 @@ py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int
   o.feed = span_of(feed);
   o.routing = span_of(routing);
   o.resident_sets = resident_sets;
-  o.guess_accuracy = guess_accuracy;
   StepProfile profile;
   const RunTimes times = s.run([&](Session& session) {
     RunTimes t = measure_run(session, prompt, o, repeats > 0);
@@ -230,15 +226,15 @@ void bind_bench(py::module_& m) {
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
         py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
         py::arg("profile") = 0, py::arg("feed") = py::none(), py::arg("routing") = py::none(),
-        py::arg("resident_sets") = 0, py::arg("guess_accuracy") = 0.0);
+        py::arg("resident_sets") = 0);
   m.def("routing_of", &routing_of, py::arg("trace"));
   m.def(
       "warm_cache",
-      [](PySession& s, const Ids& routing, double guess_accuracy) {
+      [](PySession& s, const Ids& routing) {
         const std::span<const std::int32_t> ids = span_of(routing);
-        s.run([&](Session& session) { warm_cache(session, ids, guess_accuracy, poll_signals); });
+        s.run([&](Session& session) { warm_cache(session, ids, poll_signals); });
       },
-      py::arg("session"), py::arg("routing"), py::kw_only(), py::arg("guess_accuracy") = 0.0);
+      py::arg("session"), py::arg("routing"));
   m.def(
       "force_routing",
       [](PySession& s, const std::vector<std::int32_t>& ids, std::int32_t rows) {

@@ -13,8 +13,6 @@ py::dict layer_dict(const cache::LayerStats& s) {
   d["fetched"] = s.fetched;
   d["installed"] = s.installed;
   d["on_cpu"] = s.on_cpu;
-  d["guessed"] = s.guessed;
-  d["guessed_in"] = s.guessed_in;
   d["fetch_ns"] = s.fetch_ns;
   d["wait_ns"] = s.wait_ns;
   d["promoted"] = s.promoted;
@@ -42,7 +40,6 @@ py::dict cache_stats(Session& session) {
   d["promoted_bytes"] = totals.promoted_bytes;
   d["cpu_bytes"] = totals.cpu_bytes;
   d["streamed_bytes"] = totals.streamed_bytes;
-  d["guessed_bytes"] = totals.guessed_bytes;
   d["recording"] = session.recording();
   d["layers"] = layers;
   d["policy"] = cache.planner().policy_name();
@@ -75,13 +72,11 @@ py::dict cache_stats(Session& session) {
   if (const ShareReport* share = session.cpu_share()) {
     py::list trials;
     for (const cache::ShareTrial& t : share->trials) {
-      trials.append(py::make_tuple(t.share, t.seconds, t.prefetch));
+      trials.append(py::make_tuple(t.share, t.seconds));
     }
     d["cpu_share"] = share->share;
     d["cpu_share_trials"] = trials;
     d["cpu_share_text"] = share->text();
-    d["prefetch"] = share->prefetch;
-    d["prefetch_text"] = share->prefetch_text();
   }
   const BankReport& bank = session.bank()->report();
   py::dict b;

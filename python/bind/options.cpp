@@ -60,7 +60,6 @@ SessionOptions session_options(const py::kwargs& given) {
     FN_OPTION(host_limit)
     FN_OPTION(cpu_misses)
     FN_OPTION(cpu_threads)
-    FN_OPTION(prefetch)
     FN_OPTION(cpu_deadline_seconds)
     FN_OPTION(profile)
     FN_OPTION(keep_profile)

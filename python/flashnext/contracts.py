@@ -85,7 +85,7 @@ FAMILIES = (
     ),
     Family(
         "experts in host memory",
-        ("guess", "resolve", "fetch", "cpu_post", "cpu_join", "pace"),
+        ("resolve", "fetch", "cpu_post", "cpu_join", "pace"),
         "expert ids of up to 128 slots, tables of up to 4096 experts and lines; lines and a "
         "mailbox in pinned memory",
         "none: integers by one rule, copies of bytes, slot rows of the processor; waits have "

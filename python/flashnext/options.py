@@ -12,12 +12,10 @@ from flashnext.paths import demo_path, demo_profile
 from flashnext.policy import Policy
 
 GIB = 2**30  # cards and RAM are sold by it: 1 GB of vram_gb and ram_gb
-MOST_AHEAD = 8  # experts a layer that may be copied ahead
 _MAX = 2**31 - 1
 _PLACES = ("auto", "resident", "offload")
 
 CpuMisses = str | int
-Prefetch = str | int
 ProfilePath = str | os.PathLike[str] | Literal[False] | None
 
 
@@ -52,19 +50,6 @@ def misses_word(value: Any) -> str:
     )
 
 
-def prefetch_word(value: Any) -> str:
-    """The option prefetch: off, auto or a number."""
-    if isinstance(value, str):
-        if value in ("off", "auto") or (value.isdecimal() and int(value) <= MOST_AHEAD):
-            return value
-    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_AHEAD:
-        return str(value)
-    raise InputError(
-        f"prefetch is {value!r}, expected 'off', 'auto', or how many experts a layer are copied "
-        f"ahead, 0 to {MOST_AHEAD}"
-    )
-
-
 def profile_options(folder: Path, profile: ProfilePath) -> dict[str, Any]:
     """The file of expert uses: the one asked for, else that which came with the demo model."""
     if profile is False:
@@ -90,7 +75,6 @@ def expert_options(
     cache_lines: int | None,
     cpu_misses: CpuMisses,
     cpu_threads: int,
-    prefetch: Prefetch,
     policy: str | Policy | None,
     profile: ProfilePath,
     plan_every: int,
@@ -111,7 +95,6 @@ def expert_options(
         "cache_lines": 0 if cache_lines is None else checks.whole("cache_lines", cache_lines, 1),
         "cpu_misses": misses_word(cpu_misses),
         "cpu_threads": checks.whole("cpu_threads", cpu_threads, 0, 1024),
-        "prefetch": prefetch_word(prefetch),
         "policy": policy,
         "plan_every": checks.whole("plan_every", plan_every, 1, _MAX),
         "lockstep": bool(lockstep),

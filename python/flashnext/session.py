@@ -79,9 +79,6 @@ class Session:
             (a share that is measured at open; none is a possible answer), or N: at most N of a
             layer and step.
         cpu_threads: threads that compute misses; 0: one a core but one.
-        prefetch: how many experts a layer are copied ahead of its attention, while the link is
-            idle: those that the layer would choose if its attention added nothing. ``off``,
-            ``auto`` (measured at open; none is a possible answer), or N up to 8.
         policy: what the device keeps: ``recency`` (None), ``frequency``, ``static``, ``random``, or
             an object of a class derived from :class:`flashnext.Policy`.
         profile: file of how often experts were used. It is read at open to choose what the device
@@ -140,7 +137,6 @@ class Session:
         ram_gb: float | None = None,
         cpu_misses: options.CpuMisses = "auto",
         cpu_threads: int = 0,
-        prefetch: options.Prefetch = "auto",
         policy: str | Policy | None = None,
         profile: options.ProfilePath = None,
         plan_every: int = 16,
@@ -178,7 +174,6 @@ class Session:
                 cache_lines=cache_lines,
                 cpu_misses=cpu_misses,
                 cpu_threads=cpu_threads,
-                prefetch=prefetch,
                 policy=policy,
                 profile=profile,
                 plan_every=plan_every,
@@ -498,12 +493,10 @@ class Session:
             ``promoted_bytes`` (copied by the policy) and ``streamed_bytes`` (for prompts);
             ``layers``, a dict a layer, and ``sum``: ``steps``, ``hits``, ``fetched``,
             ``installed``, ``on_cpu``, ``promoted``, ``streamed`` in experts, ``fetch_ns`` and
-            ``wait_ns`` (that the device waited for the processor), ``guessed`` (copied ahead) and
-            ``guessed_in`` (of them, those that were missed: their bytes count as fetched, those of
-            wrong guesses are ``guessed_bytes``); ``policy`` that runs,
+            ``wait_ns`` (that the device waited for the processor); ``policy`` that runs,
             ``fault`` of the one asked for and ``stall`` of the processor, or empty; ``cpu``,
-            ``cpu_share`` and ``cpu_share_text``; ``prefetch`` (lines a layer) and
-            ``prefetch_text``; ``bank``: bytes pinned, pageable and left in the files.
+            ``cpu_share`` and ``cpu_share_text``; ``bank``: bytes pinned, pageable and left in the
+            files.
 
         Raises:
             InputError: the session is closed.

@@ -1,6 +1,6 @@
 // Times of the ops of experts in host memory at the model's size, by replays of captured graphs:
-// resolve (all held, all absent, half on the processor), guess, fetch of 1 to 10 lines, post and
-// join with a thread that answers at once, and pinning. Prints JSON.
+// resolve (all held, all absent, half on the processor), fetch of 1 to 10 lines, post and join with
+// a thread that answers at once, and pinning. Prints JSON.
 #include "cpp/device/cuda_device.h"
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace flashnext {
@@ -137,12 +136,7 @@ class Bench {
     auto* lines = room<std::byte>(z(10 * kLine));
     std::vector<Fetch> list;
     for (std::int32_t i = 0; i < 10; ++i) list.push_back({lines + i * kLine, 7 * i % kHere, 0});
-    FetchArgs a{};
-    a.fetches = put(list);
-    a.bank = bank;
-    a.counters = room<CacheCounters>(1);
-    a.line_bytes = kLine;
-    a.max_fetches = kSlots;
+    FetchArgs a{put(list), nullptr, bank, room<CacheCounters>(1), kLine, 0, kSlots};
     for (const std::int32_t n : {0, 1, 2, 3, 5, 10}) {
       a.count = put(std::vector<std::int32_t>{n});
       const double us = time_of_one([&](Device& d, StreamId s, std::int32_t) { launch(d, s, a); });
@@ -151,40 +145,6 @@ class Bench {
         std::printf("  \"fetch_%d_gb_s\": %.2f,\n", n, 1e-3 * double(n * kLine) / us);
       }
     }
-    // Of n lines, those that were copied ahead: the first ones of the list.
-    auto* there = room<std::byte>(z(kMaxGuesses * kLine));
-    for (std::int32_t i = 0; i < kMaxGuesses; ++i) list[z(i)].to = there + i * kLine;
-    list.resize(kMaxGuesses);
-    a.ahead = put(list);
-    a.ahead_counters = room<CacheCounters>(1);
-    for (const auto& [n, ahead] : {std::pair{1, 1}, {3, 3}, {8, 8}, {5, 0}, {5, 2}, {5, 4}}) {
-      a.count = put(std::vector<std::int32_t>{n});
-      a.num_ahead = put(std::vector<std::int32_t>{ahead});
-      report("fetch_" + std::to_string(n) + "_of_them_ahead_" + std::to_string(ahead),
-             time_of_one([&](Device& d, StreamId s, std::int32_t) { launch(d, s, a); }));
-    }
-  }
-
-  // Rows that agree on half of their experts; a third of all have a line.
-  void guess(std::int32_t rows) {
-    std::vector<std::int32_t> ids, line_of;
-    for (std::int32_t p = 0; p < rows * kSlots; ++p) ids.push_back(p % 2 == 0 ? p % kSlots : p);
-    for (std::int32_t e = 0; e < kExperts; ++e) line_of.push_back(e % 3 == 0 ? 0 : -1);
-    const StepHead* head = put(std::vector<StepHead>{{rows, 0, 0, 1}});
-    GuessArgs a{};
-    a.rows = {&head->rows, 1, rows};
-    a.ids = put(ids);
-    a.line_of = put(line_of);
-    a.most = put(std::vector<std::int32_t>{kMaxGuesses});
-    a.lines = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);  // computed, not followed
-    a.fetches = room<Fetch>(kMaxGuesses);
-    a.num_fetches = room<std::int32_t>(1);
-    a.counters = room<CacheCounters>(1);
-    a.line_bytes = kLine;
-    a.experts = kExperts;
-    a.slots = kSlots;
-    report("guess_" + std::to_string(rows) + "_rows",
-           time_of_one([&](Device& d, StreamId s, std::int32_t) { launch(d, s, a); }));
   }
 
   void mail(std::int32_t rows, std::int32_t experts) {
@@ -250,7 +210,6 @@ int run() {
       }
     }
   }
-  for (const std::int32_t rows : {1, 4, 8}) bench.guess(rows);
   bench.fetch();
   bench.mail(1, 0);
   bench.mail(1, 1);

@@ -122,34 +122,6 @@ inline void check_processor(const SessionOptions& base, const std::vector<float>
   }
 }
 
-// Experts that are copied ahead, alone and beside the processor's share, with lines of all kinds.
-inline void check_prefetch(const SessionOptions& base, const std::vector<float>& want) {
-  for (const char* ahead : {"1", "3", "8"}) {
-    for (const std::int32_t chunk : {1, 4, 8}) {
-      SessionOptions o = offloaded(base, chunk == 4 ? kDemoTopK : kDemoExperts / 4);
-      o.prefetch = ahead;
-      o.cpu_misses = chunk == 1 ? "off" : "2";
-      o.cpu_threads = 2;
-      o.graphs = chunk != 4;
-      if (chunk == 8) {
-        o.policy = std::make_shared<WildPolicy>();
-        o.plan_every = 2;
-      }
-      const auto session = open_demo(o);
-      const std::string what = std::string(ahead) + " ahead, chunk " + std::to_string(chunk);
-      expect_same(session->logits(sample_ids(kTokens, 1), chunk), want, what);
-      session->check_cache();
-      const cache::LayerStats sum = session->cache()->totals().sum;
-      EXPECT_GT(sum.guessed_in, 0u) << what;
-      EXPECT_LE(sum.guessed_in, sum.guessed) << what;
-      EXPECT_LE(sum.guessed_in, sum.fetched) << what;
-      EXPECT_LE(sum.guessed, sum.steps * std::stoul(ahead)) << what;
-      // The demo's guesses are far better than chance, 4 of 32.
-      EXPECT_GT(2 * sum.guessed_in + 2 * sum.on_cpu, sum.guessed) << what;
-    }
-  }
-}
-
 inline void check_offload_graphs(const SessionOptions& base, const std::vector<float>& want) {
   for (const bool graphs : {false, true}) {
     SessionOptions o = offloaded(base, kDemoExperts / 4);

@@ -72,7 +72,7 @@ TEST_F(Offload, TheGatesCasesPass) {
   const std::vector<Planned> plan = op_plan();
   for (auto planned = plan.rbegin(); planned != plan.rend(); ++planned) {
     const Case c = planned->make();
-    if (c.op < Op::kGuess) break;  // they come last
+    if (c.op < Op::kResolve) break;  // they come last
     check(c);
     ++cases;
   }
@@ -210,8 +210,7 @@ TEST_F(Offload, ABranchOfAGraphFetches) {
   r.num_cpu = room<std::int32_t>(1);
   r.counters = room<CacheCounters>(1);
   r.slots = kSlots;
-  FetchArgs f{fetches, r.num_fetches, bank,    r.counters, kLine,
-              0,       kSlots,        nullptr, nullptr,    nullptr};
+  FetchArgs f{fetches, r.num_fetches, bank, r.counters, kLine, 0, kSlots};
   auto* clock = room<std::int64_t>(1);
   Capture capture(*cuda, stream->id());
   cuda->copy_async(stream->id(), ids_there, ids, z(kSlots) * 4);

@@ -27,7 +27,6 @@ TEST(OffloadSessionGpu, Processor) { check_processor(cuda_options(), reference()
 TEST(OffloadSessionGpu, EagerAndReplayedGraphs) {
   check_offload_graphs(cuda_options(), reference());
 }
-TEST(OffloadSessionGpu, CopiedAhead) { check_prefetch(cuda_options(), reference()); }
 TEST(OffloadSessionGpu, StalledWorkers) { check_stall(cuda_options(), reference()); }
 TEST(OffloadSessionGpu, LanesTogetherAndAlone) { check_offload_lanes(cuda_options()); }
 TEST(OffloadSessionGpu, MtpHead) { check_offload_mtp(cuda_options()); }

@@ -15,7 +15,6 @@ TEST(OffloadSession, CacheOfAnySize) { check_cache_sizes(demo_options(), referen
 TEST(OffloadSession, EveryPolicy) { check_policies(demo_options(), reference()); }
 TEST(OffloadSession, Processor) { check_processor(demo_options(), reference()); }
 TEST(OffloadSession, EagerAndReplayedGraphs) { check_offload_graphs(demo_options(), reference()); }
-TEST(OffloadSession, CopiedAhead) { check_prefetch(demo_options(), reference()); }
 TEST(OffloadSession, StalledWorkers) { check_stall(demo_options(), reference()); }
 TEST(OffloadSession, LanesTogetherAndAlone) { check_offload_lanes(demo_options()); }
 TEST(OffloadSession, PrefixReuseAgainstCold) {
@@ -32,7 +31,6 @@ TEST(OffloadSession, OrdersOfExecution) {
     o.policy = std::make_shared<WildPolicy>();
     o.plan_every = 2;
     o.cpu_misses = seed % 3 == 0 ? "1" : "off";
-    o.prefetch = seed % 2 == 0 ? "2" : "off";
     for (const std::int32_t chunk : {1, 33}) {
       expect_offloaded(o, chunk, reference(),
                        "seed " + std::to_string(seed) + ", chunk " + std::to_string(chunk));

@@ -96,32 +96,6 @@ def test_replayed_routing_reaches_its_hit_rate(rate: float) -> None:
     assert again["check"]["token_hash"] == receipt["check"]["token_hash"]
 
 
-def test_replayed_guesses_are_as_good_as_asked_for() -> None:
-    given = {**OFFLOAD, "lines": 12, "tokens": 60, "hit_rate": 0.6, "prefetch": "4"}
-    for accuracy in (1.0, 0.5):
-        receipt = run_one("decode", **{**given, "guess_accuracy": accuracy})
-        assert receipt["check"]["pass"] and receipt["effective"]["prefetch"] == 4
-        assert receipt["workload"]["experts"]["guess_accuracy"] == accuracy
-        done = receipt["counters"]["experts"]
-        right = done["guessed_in"] / done["guessed"]
-        # Wrong ones are experts of the layer at random, most of which have no line.
-        assert right == 1.0 if accuracy == 1.0 else 0.2 < right < 0.6
-        assert receipt["counters"]["experts_all_hit"]["guessed"] == 0
-
-
-def test_a_slow_link_carries_guesses_too() -> None:
-    given = {**OFFLOAD, "lines": 12, "tokens": 30, "hit_rate": 0.6, "prefetch": "4", "link": 0.05}
-    samples = run_one("decode", **{**given, "guess_accuracy": 0.6})["samples"]
-    for ns, fetched, guessed, right in zip(
-        samples["step_ns"],
-        samples["step_fetched"],
-        samples["step_guessed"],
-        samples["step_guessed_in"],
-        strict=True,
-    ):
-        assert ns >= 0.95 * (fetched + guessed - right) * LINE / 0.05
-
-
 def test_the_replayed_experts_are_those_of_the_trace(tmp_path: Path) -> None:
     """Recorded again, a run with forced routing holds what it was given."""
     path = tmp_path / "run.trace"
@@ -195,8 +169,6 @@ def test_a_policy_and_a_budget() -> None:
         {"vram": 1.0, "memory_budget": 5},
         {"ram": float("nan")},
         {"cpu_misses": "few"},
-        {"prefetch": "9"},
-        {"guess_accuracy": 1.5},
         {"trace": "x", "context": (10, 20)},
     ],
     ids=str,

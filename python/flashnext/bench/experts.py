@@ -19,7 +19,7 @@ Routing = npt.NDArray[np.int32]
 
 RESIDENT_SETS = 8  # disjoint choices of experts of the steps that miss nothing
 _MOST_WARM = 512  # untimed steps before a run
-_COUNTS = ("hits", "fetched", "installed", "on_cpu", "promoted", "guessed", "guessed_in")
+_COUNTS = ("hits", "fetched", "installed", "on_cpu", "promoted")
 _BYTES = ("fetched_bytes", "cpu_bytes")
 _TIMES = ("fetch_ns", "wait_ns")
 
@@ -69,7 +69,6 @@ def replayed(setup: Setup, session: _core.Session, steps: int) -> Replayed | Non
         "lines": cache["lines"],
         "wanted_hit_rate": setup.hit_rate,
         "recency_policy_hit_rate": rate,
-        "guess_accuracy": setup.guess_accuracy,
         "warm_steps": warm,
         "steps": steps,
         "hash": hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()[:16],
@@ -98,8 +97,6 @@ def effective(setup: Setup, stats: dict[str, Any]) -> dict[str, Any]:
         "cpu_share_text": cache["cpu_share_text"],
         "cpu_share_trials": cache["cpu_share_trials"],
         "cpu_threads": cache.get("cpu", {}).get("threads", 0),
-        "prefetch": cache["prefetch"],
-        "prefetch_text": cache["prefetch_text"],
         "link_bytes_per_second": setup.link * 1e9 if setup.link else None,
     }
 
@@ -118,7 +115,7 @@ def samples(runs: list[dict[str, Any]], skip: int) -> dict[str, list[int]]:
     """Of every timed step: experts by where they came from."""
     return {
         f"step_{name}": [n for run in runs for n in run["experts"][name][skip:]]
-        for name in ("hits", "fetched", "on_cpu", "wait_ns", "guessed", "guessed_in")
+        for name in ("hits", "fetched", "on_cpu", "wait_ns")
     }
 
 

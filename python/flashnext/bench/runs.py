@@ -66,16 +66,14 @@ def _one_context(
     steps = WARMUP_TOKENS + setup.tokens if bench == "decode" else 1
     offload = experts.offloaded(session)
     routing = experts.replayed(setup, session, steps)
-    given: dict[str, Any] = {}
-    if routing is not None:
-        given = {"routing": routing.timed, "guess_accuracy": setup.guess_accuracy}
+    given: dict[str, Any] = {"routing": None if routing is None else routing.timed}
     if setup.random_ids:
         given["feed"] = np.array(setup.prompt(session, length + steps)[length:], np.int32)
     cold = _core.measure(session, prompt, new_tokens=steps, **given)
     warm = []
     for _ in range(setup.repeats):
         if routing is not None:
-            _core.warm_cache(session, routing.warm, guess_accuracy=setup.guess_accuracy)
+            _core.warm_cache(session, routing.warm)
         warm.append(_core.measure(session, prompt, new_tokens=steps, **given))
     eager = _core.measure(session, prompt, new_tokens=min(steps, 8), graphs=False, **given)
     receipt = _start(bench, setup, session, bounds)
@@ -111,7 +109,6 @@ def _one_context(
             if setup.trace is not None:
                 session.stop_recording()  # what follows is no run of the model's own
             resident = {**given, "routing": None, "resident_sets": experts.RESIDENT_SETS}
-            resident.pop("guess_accuracy", None)
             hits = _core.measure(session, prompt, new_tokens=steps, **resident)
             samples["all_hit_ns"] = hits["decode_ns"][WARMUP_TOKENS:]
     receipt["samples"] = samples

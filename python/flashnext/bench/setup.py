@@ -51,14 +51,12 @@ class Setup:
     lines: int | None = None
     cpu_misses: str = "auto"
     cpu_threads: int = 0
-    prefetch: str = "auto"
     policy: str | None = None
     profile_file: str | None = None
     link: float = 0.0  # GB/s (10**9 bytes) of a slower link that is played; 0: off
     trace: str | None = None
     hit_rate: float | None = None
     zipf: float = 0.6
-    guess_accuracy: float = 0.8  # of replayed choices
     random_ids: bool = False
     command: tuple[str, ...] = field(default=(), compare=False)
 
@@ -77,10 +75,6 @@ class Setup:
         options.limit_bytes(self.vram, self.memory_budget)
         options.memory_bytes("ram", self.ram)
         options.misses_word(self.cpu_misses)
-        options.prefetch_word(self.prefetch)
-        accuracy = checks.real("guess_accuracy", self.guess_accuracy, "a share from 0 to 1")
-        if not 0 <= accuracy <= 1:
-            raise InputError(f"guess_accuracy is {accuracy}, expected a share from 0 to 1")
         if checks.real("link", self.link, "GB a second, 0 for off") < 0:
             raise InputError(f"link is {self.link}, expected GB a second, 0 for off")
         if self.hit_rate is not None:
@@ -151,7 +145,6 @@ class Setup:
                 cache_lines=self.lines,
                 cpu_misses=self.cpu_misses,
                 cpu_threads=self.cpu_threads,
-                prefetch=self.prefetch,
                 policy=self.policy,
                 profile=False if self.profile_file is None else self.profile_file,
                 plan_every=16,

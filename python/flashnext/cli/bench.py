@@ -126,13 +126,6 @@ def _add_expert_options(parser: argparse.ArgumentParser) -> None:
         help="skew of that trace: exponent of the popularity of experts (default: 0.6)",
     )
     group.add_argument(
-        "--guess-accuracy",
-        type=float,
-        default=0.8,
-        metavar="SHARE",
-        help="how many of those experts are guessed ahead, for --prefetch (default: 0.8)",
-    )
-    group.add_argument(
         "--random-ids",
         action="store_true",
         help="decode random ids, instead of feeding each drawn token back",
@@ -172,8 +165,6 @@ def run(options: argparse.Namespace) -> None:
         lines=options.lines,
         cpu_misses=options.cpu_misses,
         cpu_threads=options.cpu_threads,
-        prefetch=options.prefetch,
-        guess_accuracy=options.guess_accuracy,
         policy=options.policy,
         profile_file=options.expert_profile,
         link=options.link,

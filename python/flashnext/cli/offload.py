@@ -45,13 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cpu-threads", type=int, default=0, metavar="N", help="threads for them (default: most)"
     )
     group.add_argument(
-        "--prefetch",
-        default="auto",
-        metavar="X",
-        help="experts a layer that are guessed and copied ahead of its attention: off, auto "
-        "(measured; default), or N up to 8",
-    )
-    group.add_argument(
         "--policy",
         metavar="NAME",
         help=f"{', '.join(policy_names())}, or for generate and chat a class of yours as "
@@ -73,7 +66,6 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
         "cache_lines": options.lines,
         "cpu_misses": options.cpu_misses,
         "cpu_threads": options.cpu_threads,
-        "prefetch": options.prefetch,
         "policy": None if options.policy is None else load_policy(options.policy),
         "profile": options.expert_profile,
     }
@@ -101,11 +93,6 @@ def stats_table(stats: dict[str, Any]) -> Table:
         "processor",
         f"{total['on_cpu']} experts, {size_text(cache['cpu_bytes'])}, "
         f"waited for {total['wait_ns'] / 1e6:.1f} ms; {cache['cpu_share_text']}",
-    )
-    out.add_row(
-        "ahead",
-        f"{total['guessed']} experts, {total['guessed_in']} of them missed, "
-        f"{size_text(cache['guessed_bytes'])} in vain; {cache['prefetch_text']}",
     )
     out.add_row("promoted", f"{total['promoted']} experts, {size_text(cache['promoted_bytes'])}")
     out.add_row("for prompts", f"{total['streamed']} experts, {size_text(cache['streamed_bytes'])}")
