@@ -1,7 +1,7 @@
 // cpu_post and cpu_join: the device's half of the mailbox (cpp/device/mailbox.h has the protocol).
 //
-// The mailbox lies in pinned memory, a microsecond away: what does not depend on each other is
-// asked for at once, and everything is read past the caches.
+// The mailbox lies in pinned memory, microseconds away, and more while lines are fetched: what does
+// not depend on each other is asked for at once, and everything is read past the caches.
 #include "cpp/base/errors.h"
 #include "cuda/device_clock.h"
 #include "cuda/kernels.h"
@@ -14,15 +14,21 @@ namespace {
 
 constexpr int kMaxPairs = 128;
 constexpr int kPostThreads = 640;  // 16-byte pieces of a row of 2,560
-constexpr int kJoinBlocks = 8;
-constexpr int kJoinThreads = 256;
+// They stay while others work: few blocks, but enough loads at once.
+constexpr int kJoinBlocks = 4;
+constexpr int kJoinThreads = 512;
 constexpr int kFlight = 4;  // loads that a thread has under way
-constexpr unsigned kPollNs = 100;
 
 __device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* from) {
   std::uint32_t v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
+}
+
+// Of what lies on the device and is changed by an op before.
+__device__ __forceinline__ MailSequence load_sequence(const MailSequence* from) {
+  const uint2 v = __ldcg(reinterpret_cast<const uint2*>(from));
+  return {v.x, v.y};
 }
 
 __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* from) {
@@ -49,19 +55,16 @@ __device__ __forceinline__ uint4 load_relaxed(const uint4* from) {
 __global__ void __launch_bounds__(kPostThreads) cpu_post_kernel(const CpuPostArgs args) {
   __shared__ std::int32_t cpu[kMaxPairs];
   __shared__ std::int32_t turn[kMaxPairs];  // place of a pair's expert in `cpu`, or `experts`
-  __shared__ std::uint32_t stalled;
   pdl_trigger();
   pdl_wait();
   const int experts = *args.num_cpu;
-  if (experts == 0) return;
+  const MailSequence last = load_sequence(args.sequence);
+  if (experts == 0 || last.stalled != 0) return;
   const int t = static_cast<int>(threadIdx.x);
   const int rows = rows_now(args.rows);
   const int pairs = rows * args.slots;
-  std::uint32_t answer = 0;
-  if (t == kPostThreads - 1) answer = load_relaxed(&args.mail.head->stalled);
   if (t < experts) cpu[t] = args.cpu[t];
   const std::int32_t id = t < pairs ? args.ids[t] : -1;
-  // Also into a mailbox that has stalled, where nobody relies on x any more.
   const int pieces = rows * (args.dim / 4);
 #pragma unroll 1
   for (int first = t; first < pieces; first += kFlight * kPostThreads) {
@@ -83,9 +86,7 @@ __global__ void __launch_bounds__(kPostThreads) cpu_post_kernel(const CpuPostArg
     for (int i = 0; i < experts; ++i) place = cpu[i] == id ? i : place;
     turn[t] = place;
   }
-  if (t == kPostThreads - 1) stalled = answer;
   __syncthreads();
-  if (stalled != 0) return;
   bool posted = false;
   if (t < pairs && turn[t] < experts) {
     int place = 0;
@@ -97,9 +98,9 @@ __global__ void __launch_bounds__(kPostThreads) cpu_post_kernel(const CpuPostArg
   }
   const int jobs = __syncthreads_count(posted ? 1 : 0);
   if (t != 0) return;
-  std::uint32_t sequence = *args.sequence + 1;
+  std::uint32_t sequence = last.posted + 1;
   if (sequence == 0) sequence = 1;
-  *args.sequence = sequence;
+  args.sequence->posted = sequence;
   args.mail.head->layer = args.layer;
   args.mail.head->num_jobs = jobs;
   store_release(&args.mail.head->posted, sequence);
@@ -110,18 +111,14 @@ __global__ void __launch_bounds__(kPostThreads) cpu_post_kernel(const CpuPostArg
 __device__ bool wait_for_processor(const CpuJoinArgs& args, std::uint32_t sequence,
                                    std::int64_t start) {
   MailboxHead* head = args.mail.head;
-  while (true) {
-    const std::uint32_t stalled = load_relaxed(&head->stalled);
-    const std::uint32_t done = load_acquire(&head->done);
-    if (stalled != 0) return false;
-    if (done == sequence) return true;
-    if (device_clock() - start > args.deadline_ns) {
-      head->stalled_layer = args.layer;
-      store_release(&head->stalled, sequence);
-      return false;
-    }
-    __nanosleep(kPollNs);
+  while (load_acquire(&head->done) != sequence) {
+    if (device_clock() - start <= args.deadline_ns) continue;
+    args.sequence->stalled = sequence;
+    head->stalled_layer = args.layer;
+    store_release(&head->stalled, sequence);
+    return false;
   }
+  return true;
 }
 
 // Every block waits for itself, so that none depends on another one's being there, and copies its
@@ -132,7 +129,8 @@ __global__ void __launch_bounds__(kJoinThreads) cpu_join_kernel(const CpuJoinArg
   __shared__ bool done;
   pdl_wait();
   const int experts = *args.num_cpu;
-  if (experts == 0) return;
+  const MailSequence last = load_sequence(args.sequence);
+  if (experts == 0 || last.stalled != 0) return;
   const MailboxHead* head = args.mail.head;
   const int t = static_cast<int>(threadIdx.x);
   const auto read = [](const std::int32_t* from) {
@@ -140,7 +138,7 @@ __global__ void __launch_bounds__(kJoinThreads) cpu_join_kernel(const CpuJoinArg
   };
   if (t == 0) {
     const std::int64_t start = device_clock();
-    done = wait_for_processor(args, *args.sequence, start);
+    done = wait_for_processor(args, last.posted, start);
     if (blockIdx.x == 0 && done) args.counters->wait_ns = device_clock() - start;
   } else if (t >= 32) {
     const int n = read(&head->num_jobs);

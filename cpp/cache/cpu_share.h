@@ -21,24 +21,19 @@ CpuMisses parse_cpu_misses(std::string_view text);
 
 // cpu_of[m] for m = 0..max_misses: so many that fetches and processor, which work at once, end
 // soonest, the fewer the better (a fetched expert also gets a line), and at most `most`. `share` in
-// [0, 1] is the processor's part of many misses; of one or two it may take none, since a posting
-// costs time of its own. Of two or more it leaves one to the link, whatever is faster: only what is
-// fetched gets a line, and hits would fade where few experts miss. 1: all of them even so. Never
-// falls, cpu_of[0] = 0.
+// [0, 1] is the processor's part of many misses. Of two or more it leaves one to the link, whatever
+// is faster: only what is fetched gets a line, and hits would fade where few experts miss. 1: all
+// of them even so. Never falls, cpu_of[0] = 0.
 std::vector<std::int32_t> cpu_table(std::int32_t max_misses, double share, std::int32_t most);
 
-// A whole step measured with this share of its misses on the processor, and so many lines a layer
-// copied ahead.
+// A whole step measured with this share of its misses on the processor.
 struct ShareTrial {
   double share;
   double seconds;
-  std::int32_t prefetch = 0;
 };
 
 // The processor must save this much of a step before it gets a share.
 inline constexpr double kLeastGain = 0.03;
-// Steps this close are equally fast: measurements are no closer.
-inline constexpr double kAsGood = 1.01;
 
 // The lowest share within 1 % of the fastest step, or 0 when that does not gain kLeastGain against
 // the step at share 0, which must be among the trials. Times that are not positive numbers are

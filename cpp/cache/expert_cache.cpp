@@ -90,7 +90,7 @@ void ExpertCache::allocate() {
   step_.staging = staging_.as<std::byte>();
   step_.num_fetches = reinterpret_cast<std::int32_t*>(base);
   step_.num_cpu = reinterpret_cast<std::int32_t*>(base + 256);
-  step_.sequence = reinterpret_cast<std::uint32_t*>(base + 512);
+  step_.sequence = reinterpret_cast<MailSequence*>(base + 512);
   step_.fetches = reinterpret_cast<Fetch*>(base + 1024);
   step_.cpu = reinterpret_cast<std::int32_t*>(base + 1024 + fetch_bytes);
   if (options_.cpu) {

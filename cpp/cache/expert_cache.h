@@ -60,7 +60,7 @@ struct StepCache {
   std::int32_t* num_fetches;  // (1)
   std::int32_t* cpu;          // (decode_rows * top_k)
   std::int32_t* num_cpu;      // (1)
-  std::uint32_t* sequence;    // (1) of the mailbox
+  MailSequence* sequence;     // (1)
   MailView mail;              // pinned; null members without the processor's share
 };
 

@@ -75,7 +75,7 @@ void fetch(const FetchArgs& args, Context& context) {
 void cpu_post(const CpuPostArgs& args, Context&) {
   if (*args.num_cpu == 0) return;
   MailboxHead& head = *args.mail.head;
-  if (std::atomic_ref(head.stalled).load() != 0) return;
+  if (args.sequence->stalled != 0) return;
   const std::int32_t rows = rows_of(args.rows);
   std::int32_t jobs = 0;
   for (std::int32_t i = 0; i < *args.num_cpu; ++i) {
@@ -86,22 +86,23 @@ void cpu_post(const CpuPostArgs& args, Context&) {
   std::copy_n(args.x, static_cast<std::int64_t>(rows) * args.dim, args.mail.x);
   head.layer = args.layer;
   head.num_jobs = jobs;
-  ++*args.sequence;
-  if (*args.sequence == 0) *args.sequence = 1;
-  std::atomic_ref(head.posted).store(*args.sequence, std::memory_order_release);
+  std::uint32_t& posted = args.sequence->posted;
+  if (++posted == 0) posted = 1;
+  std::atomic_ref(head.posted).store(posted, std::memory_order_release);
 }
 
 void cpu_join(const CpuJoinArgs& args, Context&) {
   if (*args.num_cpu == 0) return;
   MailboxHead& head = *args.mail.head;
-  const std::atomic_ref<std::uint32_t> stalled(head.stalled);
-  if (stalled.load() != 0) return;
+  MailSequence& sequence = *args.sequence;
+  if (sequence.stalled != 0) return;
   const std::int64_t start = now_ns();
   const std::atomic_ref<std::uint32_t> done(head.done);
-  while (done.load(std::memory_order_acquire) != *args.sequence) {
+  while (done.load(std::memory_order_acquire) != sequence.posted) {
     if (now_ns() - start > args.deadline_ns) {
+      sequence.stalled = sequence.posted;
       head.stalled_layer = args.layer;
-      stalled.store(*args.sequence, std::memory_order_release);
+      std::atomic_ref(head.stalled).store(sequence.posted, std::memory_order_release);
       return;
     }
     std::this_thread::yield();

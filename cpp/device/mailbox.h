@@ -8,6 +8,9 @@
 //   device (kCpuJoin): waits for done == sequence (acquire) and reads y. When the deadline passes
 //                      it writes stalled_layer, then stalled = sequence, and never waits again.
 //
+// The device reads of it only what it must, since it lies microseconds away: what the device alone
+// changes it keeps in memory of its own (MailSequence).
+//
 // The next posting is written only after the join of the one before, which a stream's order grants.
 // The workers make no call of the device and wait for nobody who launches.
 #pragma once
@@ -29,6 +32,11 @@ struct alignas(64) MailboxHead {
 struct MailJob {
   std::int32_t expert;
   std::int32_t pair;
+};
+
+struct MailSequence {
+  std::uint32_t posted;   // of the last posting, counted up by each
+  std::uint32_t stalled;  // as in the head
 };
 
 struct MailView {

@@ -628,7 +628,7 @@ struct Fetch {
 struct CacheCounters {
   std::int32_t hits, fetched, installed, on_cpu;  // distinct experts; fetched counts installed ones
   std::int64_t fetch_ns;     // from the end of the resolution to the last byte fetched
-  std::int64_t wait_ns;      // that the join waited for the processor
+  std::int64_t wait_ns;      // from the posting until the processor's rows were there
   std::int64_t resolved_at;  // the device's clock in ns
 };
 
@@ -673,7 +673,7 @@ struct CpuPostArgs {
   const std::int32_t* ids;      // (rows, slots)
   const std::int32_t* cpu;      // (max pairs)
   const std::int32_t* num_cpu;  // (1)
-  std::uint32_t* sequence;      // in/out (1): of the last post, counted up by each
+  MailSequence* sequence;       // in/out (1)
   MailView mail;
   std::int32_t layer;  // for the workers, and for whoever reads a diagnosis
   std::int32_t slots;
@@ -681,12 +681,12 @@ struct CpuPostArgs {
 };
 
 // Waits until the mailbox's posting is done, then y[pair] = its slot row for every pair that was
-// posted. After the deadline it marks the mailbox as stalled and gives up: y is then undefined. It
-// waits for nothing once the mailbox is stalled.
+// posted; other rows of y may be written meanwhile. After the deadline it marks the mailbox as
+// stalled and gives up: y is then undefined. It waits for nothing once the mailbox is stalled.
 struct CpuJoinArgs {
   static constexpr Op kOp = Op::kCpuJoin;
-  const std::int32_t* num_cpu;    // (1): 0 means that nothing was posted
-  const std::uint32_t* sequence;  // (1)
+  const std::int32_t* num_cpu;  // (1): 0 means that nothing was posted
+  MailSequence* sequence;       // in/out (1)
   MailView mail;
   float* y;                 // in/out (rows, slots, dim)
   CacheCounters* counters;  // in/out (1): wait_ns

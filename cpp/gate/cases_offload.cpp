@@ -182,7 +182,7 @@ Case posting_case(Op op, const MailShape& s, bool answered) {
   const auto num_cpu_at = c.add("num_cpu", num_cpu);
   const auto counters = c.add("counters", std::vector<CacheCounters>(1));
   const std::size_t steps = z(kSteps);
-  const auto sequence = c.add_output("sequence", std::vector<std::uint32_t>(1), 0, 0);
+  const auto sequence = c.add_output("sequence", std::vector<MailSequence>(1), 0, 0);
   const auto heads =
       c.add_output("mailbox", std::vector<std::byte>(steps * sizeof(MailboxHead)), 0, 0);
   const auto jobs =
@@ -201,7 +201,7 @@ Case posting_case(Op op, const MailShape& s, bool answered) {
       post.ids = step_part<std::int32_t>(p, ids_at, step, pairs);
       post.cpu = step_part<std::int32_t>(p, cpu_at, step, pairs);
       post.num_cpu = step_part<std::int32_t>(p, num_cpu_at, step, 1);
-      post.sequence = p.at<std::uint32_t>(sequence);
+      post.sequence = p.at<MailSequence>(sequence);
       post.mail = mail;
       post.layer = 7 + step;
       post.slots = s.slots;

@@ -216,6 +216,20 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     post.slots = s_.top_k;
     post.dim = s_.hidden;
     b_.add(Lane::kSide, post);
+
+    // Its answer is waited for beside everything else: one look at host memory takes as long as a
+    // small product.
+    CpuJoinArgs join{};
+    join.num_cpu = t.num_cpu;
+    join.sequence = t.sequence;
+    join.mail = t.mail;
+    join.y = e.y;
+    join.counters = c.counters;
+    join.deadline_ns = options.cpu_deadline_ns;
+    join.layer = static_cast<std::int32_t>(layer);
+    join.dim = s_.hidden;
+    b_.program().wait(Lane::kCpu, Lane::kSide);
+    b_.add(Lane::kCpu, join);
   }
   FetchArgs fetch{};
   fetch.fetches = t.fetches;
@@ -235,18 +249,7 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
   e.only = kGroupFetched;
   b_.program().join(Lane::kSide);
   b_.add(Lane::kMain, e);
-  if (options.cpu) {
-    CpuJoinArgs join{};
-    join.num_cpu = t.num_cpu;
-    join.sequence = t.sequence;
-    join.mail = t.mail;
-    join.y = e.y;
-    join.counters = c.counters;
-    join.deadline_ns = options.cpu_deadline_ns;
-    join.layer = static_cast<std::int32_t>(layer);
-    join.dim = s_.hidden;
-    b_.add(Lane::kMain, join);
-  }
+  b_.program().join(Lane::kCpu);
 }
 
 void LayerParts::head(float* streams, const MixWeight& mixer, float** logits,

@@ -20,17 +20,17 @@
 
 namespace flashnext {
 
-// The streams of a program: the main one, one beside it within a layer, and one for the n-gram
-// table.
-enum class Lane : std::uint8_t { kMain, kSide, kTable };
-inline constexpr std::size_t kNumLanes = 3;
+// The streams of a program: the main one, within a layer one for copies and one that waits for the
+// processor, and one for the n-gram table.
+enum class Lane : std::uint8_t { kMain, kSide, kCpu, kTable };
+inline constexpr std::size_t kNumLanes = 4;
 
 // The streams and events that programs run on. One set serves all programs of an engine.
 struct ProgramStreams {
   explicit ProgramStreams(Device& device)
-      : streams{Stream(device), Stream(device), Stream(device)},
-        forked{Event(device), Event(device), Event(device)},
-        joined{Event(device), Event(device), Event(device)} {}
+      : streams{Stream(device), Stream(device), Stream(device), Stream(device)},
+        forked{Event(device), Event(device), Event(device), Event(device)},
+        joined{Event(device), Event(device), Event(device), Event(device)} {}
   StreamId stream(Lane lane) const { return streams[static_cast<std::size_t>(lane)].id(); }
   StreamId main() const { return stream(Lane::kMain); }
 
@@ -55,8 +55,10 @@ class Program {
   void copy(Lane lane, void* to, const void* from, std::size_t bytes);
   // `lane` continues from here in the main stream / the main stream waits for what `lane` has been
   // given so far; nothing when it was not forked.
-  void fork(Lane lane);
+  void fork(Lane lane) { wait(lane, Lane::kMain); }
   void join(Lane lane);
+  // `waiter` waits for what `lane` has been given so far.
+  void wait(Lane waiter, Lane lane);
   // Ends a part: lanes are joined, and `experts` are streamed before the next one; without any, the
   // host gathers the step's n-gram rows while the part runs.
   void cut(const std::optional<cache::StreamedExperts>& experts);
@@ -78,10 +80,11 @@ class Program {
   }
 
  private:
-  enum class Kind : std::uint8_t { kOp, kCopy, kFork, kJoin };
+  enum class Kind : std::uint8_t { kOp, kCopy, kWait };
   struct Instruction {
     Kind kind;
     Lane lane;
+    Lane awaited;
     Op op;
     std::size_t offset;  // of the arguments
     std::size_t bytes;

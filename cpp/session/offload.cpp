@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 
 namespace flashnext {
 
@@ -11,26 +12,30 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kSteps = 6;  // measured a share, after one that warms it
+constexpr int kSteps = 8;   // measured a share, after one that warms it
+constexpr int kPasses = 2;  // over them: what else the machine does delays a step now and then
 
 // Seconds of a step of one row. Every call runs the same ids from the same start, so that the same
 // experts miss: shares are compared on equal terms.
 double step_seconds(Engine& engine) {
-  engine.reset(0);
-  std::uint32_t state = 1;
-  double sum = 0;
-  for (int i = 0; i <= kSteps; ++i) {
-    state = state * 1664525u + 1013904223u;
-    const std::int32_t limit = engine.options().token_limit;
-    const auto id = static_cast<std::int32_t>((state >> 8) % static_cast<unsigned>(limit));
-    if (engine.length(0) >= engine.options().window) engine.reset(0);
-    check(engine.reserve(0, 1), "no page for a step of measurement");
-    const LaneRows rows{0, {&id, 1}, LaneRows::Logits::kLast, {}};
-    const Clock::time_point start = Clock::now();
-    engine.step({&rows, 1}, false);
-    if (i > 0) sum += std::chrono::duration<double>(Clock::now() - start).count();
+  double best[kSteps + 1];
+  for (int pass = 0; pass < kPasses; ++pass) {
+    engine.reset(0);
+    std::uint32_t state = 1;
+    for (int i = 0; i <= kSteps; ++i) {
+      state = state * 1664525u + 1013904223u;
+      const std::int32_t limit = engine.options().token_limit;
+      const auto id = static_cast<std::int32_t>((state >> 8) % static_cast<unsigned>(limit));
+      if (engine.length(0) >= engine.options().window) engine.reset(0);
+      check(engine.reserve(0, 1), "no page for a step of measurement");
+      const LaneRows rows{0, {&id, 1}, LaneRows::Logits::kLast, {}};
+      const Clock::time_point start = Clock::now();
+      engine.step({&rows, 1}, false);
+      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      best[i] = pass == 0 ? seconds : std::min(best[i], seconds);
+    }
   }
-  return sum / kSteps;
+  return std::accumulate(best + 1, best + kSteps + 1, 0.0) / kSteps;
 }
 
 }  // namespace

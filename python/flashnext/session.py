@@ -493,7 +493,8 @@ class Session:
             ``promoted_bytes`` (copied by the policy) and ``streamed_bytes`` (for prompts);
             ``layers``, a dict a layer, and ``sum``: ``steps``, ``hits``, ``fetched``,
             ``installed``, ``on_cpu``, ``promoted``, ``streamed`` in experts, ``fetch_ns`` and
-            ``wait_ns`` (that the device waited for the processor); ``policy`` that runs,
+            ``wait_ns`` (from asking the processor until its rows were on the device, beside the
+            fetches); ``policy`` that runs,
             ``fault`` of the one asked for and ``stall`` of the processor, or empty; ``cpu``,
             ``cpu_share`` and ``cpu_share_text``; ``bank``: bytes pinned, pageable and left in the
             files.

@@ -164,7 +164,7 @@ class Bench {
                            put(ids),
                            put(cpu),
                            put(std::vector<std::int32_t>{experts}),
-                           put(std::vector<std::uint32_t>{0}),
+                           put(std::vector<MailSequence>(1)),
                            mail,
                            0,
                            kSlots,

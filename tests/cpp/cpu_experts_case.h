@@ -195,7 +195,7 @@ struct Desk {
   std::normal_distribution<float> normal;
   std::int32_t rows = 0;
   std::int32_t num_cpu = 0;
-  std::uint32_t sequence = 0;
+  MailSequence sequence{};
   CacheCounters counters{};
 };
 

@@ -97,7 +97,8 @@ TEST(CpuExperts, ManyPostings) {
   const Sizes sizes;
   const Experts experts(sizes);
   Desk desk(sizes, exl3::best_isa());
-  desk.sequence = desk.head.posted = desk.head.done = 0xFFFFFFF0u;  // it wraps, and 0 is left out
+  desk.sequence.posted = desk.head.posted = desk.head.done =
+      0xFFFFFFF0u;  // it wraps, and 0 is left out
   cache::CpuOptions options = with(3);
   options.linger_ns = 100'000;
   CpuExperts workers(desk.mail(), experts.layers(), desk.shape(), options);
@@ -123,8 +124,8 @@ TEST(CpuExperts, ManyPostings) {
   EXPECT_EQ(c.jobs, jobs);
   EXPECT_EQ(c.experts, distinct);
   EXPECT_EQ(c.bytes, distinct * (3 * (256 * 128 * 3 / 8 + 2 * (256 + 128))));
-  EXPECT_EQ(c.sequence, desk.sequence);
-  EXPECT_EQ(desk.sequence, 400u - 15u);  // 15 steps to 0xFFFFFFFF, then 1
+  EXPECT_EQ(c.sequence, desk.sequence.posted);
+  EXPECT_EQ(desk.sequence.posted, 400u - 15u);  // 15 steps to 0xFFFFFFFF, then 1
   EXPECT_GT(c.busy_ns, 0u);
   EXPECT_EQ(workers.fault(), "");
 }
@@ -163,7 +164,7 @@ TEST(CpuExperts, StallFiresTheDeadline) {
   EXPECT_EQ(workers.counters().sequence, 1u);
   EXPECT_EQ(workers.fault(), "");
   desk.post(0);  // a stalled mailbox takes no more
-  EXPECT_EQ(desk.sequence, 2u);
+  EXPECT_EQ(desk.sequence.posted, 2u);
   workers.stall(false);  // late, and of no consequence
   EXPECT_TRUE(soon([&] { return done(desk) == 2; }));
 }
@@ -186,7 +187,7 @@ TEST(CpuExperts, WrongPostingsAreFaults) {
     desk.head.layer = c.layer;
     desk.head.num_jobs = c.jobs;
     desk.jobs[0] = {c.expert, c.pair};
-    desk.sequence = 1;
+    desk.sequence.posted = 1;
     std::atomic_ref(desk.head.posted).store(1u);
     ASSERT_TRUE(soon([&] { return !workers.fault().empty(); })) << c.what;
     EXPECT_NE(workers.fault().find(c.what), std::string::npos) << workers.fault();
@@ -247,10 +248,10 @@ TEST(CpuExperts, SleepsWhileDisarmed) {
     desk.draw(random, 1, 4);
     desk.post(0);  // nobody looks
     sleep_ms(20);
-    EXPECT_NE(done(desk), desk.sequence);
+    EXPECT_NE(done(desk), desk.sequence.posted);
     workers.arm();
     desk.join(0);
-    EXPECT_EQ(done(desk), desk.sequence);
+    EXPECT_EQ(done(desk), desk.sequence.posted);
   }
 }
 

@@ -39,12 +39,12 @@ TEST(CpuShare, Table) {
   EXPECT_EQ(cpu_table(5, 1.0, 2), (Table{0, 1, 2, 2, 2, 2}));
   EXPECT_EQ(cpu_table(5, 1.0, 0), (Table{0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(cpu_table(6, 0.5, 100), (Table{0, 0, 1, 1, 2, 2, 3}));
-  // An expert takes the processor 5/3 of a fetch, and a posting 1/2: of two misses one would take
-  // 2.17, longer than two fetches; of three, 2.17 is less than three.
-  EXPECT_EQ(cpu_table(8, 0.375, 100), (Table{0, 0, 0, 1, 1, 2, 2, 2, 3}));
-  // 1/3 each: even a single miss is done sooner, 0.83, than fetched.
+  // An expert takes the processor 5/3 of a fetch: of four misses a second one would be done after
+  // 3.33, later than three fetches; of five that is sooner than four.
+  EXPECT_EQ(cpu_table(8, 0.375, 100), (Table{0, 0, 1, 1, 1, 2, 2, 2, 3}));
+  // 1/3 each: even a single miss is done sooner than fetched.
   EXPECT_EQ(cpu_table(4, 0.75, 100), (Table{0, 1, 1, 2, 3}));
-  // 1/15 each: eight would be done after 1.03 fetches, yet of two or more one is fetched.
+  // 1/15 each: nine would be done before one is fetched, yet of two or more one is.
   EXPECT_EQ(cpu_table(9, 0.9375, 100), (Table{0, 1, 1, 2, 3, 4, 5, 6, 7, 8}));
   EXPECT_EQ(cpu_table(0, 0.5, 100), (Table{0}));
   for (int eighths = 0; eighths <= 8; ++eighths) {

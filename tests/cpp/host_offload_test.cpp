@@ -89,7 +89,8 @@ TEST(HostOffload, PostedPairsComeBackAndNoOthers) {
         EXPECT_TRUE(place(a.expert) < place(b.expert) || (a.expert == b.expert && a.pair < b.pair));
       }
     }
-    EXPECT_EQ(values<std::uint32_t>(c, results, "sequence")[0], 4u);  // one step posted nothing
+    EXPECT_EQ(values<MailSequence>(c, results, "sequence")[0].posted,
+              4u);  // one step posted nothing
   }
 }
 
@@ -107,7 +108,7 @@ TEST(HostOffload, ASilentProcessorIsNamedOnceAndNeverWaitedForAgain) {
     EXPECT_EQ(head.stalled_layer, 7);
     EXPECT_EQ(head.layer, 7);
   }
-  EXPECT_EQ(values<std::uint32_t>(c, results, "sequence")[0], 1u);
+  EXPECT_EQ(values<MailSequence>(c, results, "sequence")[0].posted, 1u);
 }
 
 TEST(HostOffload, FetchCopiesTheLinesThatAreCountedAndNoMore) {

@@ -92,7 +92,7 @@ def stats_table(stats: dict[str, Any]) -> Table:
     out.add_row(
         "processor",
         f"{total['on_cpu']} experts, {size_text(cache['cpu_bytes'])}, "
-        f"waited for {total['wait_ns'] / 1e6:.1f} ms; {cache['cpu_share_text']}",
+        f"in {total['wait_ns'] / 1e6:.1f} ms; {cache['cpu_share_text']}",
     )
     out.add_row("promoted", f"{total['promoted']} experts, {size_text(cache['promoted_bytes'])}")
     out.add_row("for prompts", f"{total['streamed']} experts, {size_text(cache['streamed_bytes'])}")
