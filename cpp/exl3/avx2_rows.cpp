@@ -139,7 +139,6 @@ FN_AVX2 void avx2_prepare_row(const Exl3Weight& w, const float* x, std::int32_t 
     }
   }
   p.q[row] = q;
-  p.r[row] = r;
   p.sum[row] = add_lanes(sum);
   p.sum_high[row] = add_lanes(sum_high);
   p.sum_low[row] = p.sum[row] - 254 * p.sum_high[row];

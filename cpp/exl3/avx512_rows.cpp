@@ -140,7 +140,6 @@ FN_AVX512 void avx512_prepare_row(const Exl3Weight& w, const float* x, std::int3
   p.sum_high[row] = total(lanes);
   p.sum_low[row] = p.sum[row] - 254 * p.sum_high[row];
   p.q[row] = q;
-  p.r[row] = r;
 }
 
 FN_AVX512 void avx512_finish(const Exl3Weight& w, std::int32_t block, float q, std::int64_t total,

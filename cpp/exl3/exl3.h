@@ -55,7 +55,6 @@ struct Prepared {
   std::int8_t* high;       // (rows, in): v1 = rne(V / 254)
   std::int8_t* low;        // (rows, in): v2 = V - 254 v1
   float* q;                // (rows): m / L
-  float* r;                // (rows): unused by the scalar form, kept for kernels that need L / m
   std::int64_t* sum;       // (rows): S = sum of V
   std::int64_t* sum_high;  // (rows): sum of v1
   std::int64_t* sum_low;   // (rows): sum of v2

@@ -87,7 +87,7 @@ const Kernels& kernels(Isa isa) noexcept {
 }
 
 struct Layout {
-  std::size_t v, high, low, q, r, sum, sum_high, sum_low, bytes;
+  std::size_t v, high, low, q, sum, sum_high, sum_low, bytes;
 };
 
 Layout layout(std::int32_t rows, std::int32_t in) noexcept {
@@ -104,7 +104,6 @@ Layout layout(std::int32_t rows, std::int32_t in) noexcept {
   l.high = take(elements);
   l.low = take(elements);
   l.q = take(4 * n);
-  l.r = take(4 * n);
   l.sum = take(8 * n);
   l.sum_high = take(8 * n);
   l.sum_low = take(8 * n);
@@ -132,7 +131,6 @@ Prepared place_prepared(void* memory, std::int32_t rows, std::int32_t in) noexce
           reinterpret_cast<std::int8_t*>(base + l.high),
           reinterpret_cast<std::int8_t*>(base + l.low),
           reinterpret_cast<float*>(base + l.q),
-          reinterpret_cast<float*>(base + l.r),
           reinterpret_cast<std::int64_t*>(base + l.sum),
           reinterpret_cast<std::int64_t*>(base + l.sum_high),
           reinterpret_cast<std::int64_t*>(base + l.sum_low),
@@ -142,8 +140,8 @@ Prepared place_prepared(void* memory, std::int32_t rows, std::int32_t in) noexce
 
 Prepared rows_of(const Prepared& p, std::int32_t begin, std::int32_t count) noexcept {
   const std::int64_t at = static_cast<std::int64_t>(begin) * p.in;
-  return {p.v + at,      p.high + at,        p.low + at,        p.q + begin, p.r + begin,
-          p.sum + begin, p.sum_high + begin, p.sum_low + begin, count,       p.in};
+  return {p.v + at,           p.high + at,       p.low + at, p.q + begin, p.sum + begin,
+          p.sum_high + begin, p.sum_low + begin, count,      p.in};
 }
 
 void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::int32_t levels,

@@ -71,7 +71,6 @@ void prepare_row(const Exl3Weight& w, const float* x, std::int32_t levels, std::
     }
   }
   p.q[row] = q;
-  p.r[row] = r;
   p.sum[row] = sum;
   p.sum_high[row] = sum_high;
   p.sum_low[row] = sum - 254 * sum_high;
@@ -129,7 +128,6 @@ void empty_row(RowKind kind, std::int32_t row, const Prepared& p) noexcept {
   std::memset(p.high + at, 0, in);
   std::memset(p.low + at, 0, in);
   p.q[row] = kind == RowKind::kZero ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-  p.r[row] = 0.0f;
   p.sum[row] = 0;
   p.sum_high[row] = 0;
   p.sum_low[row] = 0;

@@ -200,9 +200,9 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
   resolve.slots = s_.top_k;
   b_.add(Lane::kMain, resolve);
 
-  // The processor is asked before the link is full: a small write would wait behind all the reads
-  // that a fetch has under way.
-  b_.program().fork(Lane::kSide);
+  // Three branches beside the experts that have a line: the processor is asked and its answer
+  // waited for, since one look at host memory takes as long as a small product; and the misses are
+  // fetched.
   if (options.cpu) {
     CpuPostArgs post{};
     post.rows = rows();
@@ -215,21 +215,8 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     post.layer = static_cast<std::int32_t>(layer);
     post.slots = s_.top_k;
     post.dim = s_.hidden;
-    b_.add(Lane::kSide, post);
-
-    // Its answer is waited for beside everything else: one look at host memory takes as long as a
-    // small product.
-    CpuJoinArgs join{};
-    join.num_cpu = t.num_cpu;
-    join.sequence = t.sequence;
-    join.mail = t.mail;
-    join.y = e.y;
-    join.counters = c.counters;
-    join.deadline_ns = options.cpu_deadline_ns;
-    join.layer = static_cast<std::int32_t>(layer);
-    join.dim = s_.hidden;
-    b_.program().wait(Lane::kCpu, Lane::kSide);
-    b_.add(Lane::kCpu, join);
+    b_.program().fork(Lane::kCpu);
+    b_.add(Lane::kCpu, post);
   }
   FetchArgs fetch{};
   fetch.fetches = t.fetches;
@@ -239,7 +226,20 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
   fetch.line_bytes = c.layout.bytes;
   fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
   fetch.max_fetches = pairs;
+  b_.program().fork(Lane::kSide);
   b_.add(Lane::kSide, fetch);
+  if (options.cpu) {
+    CpuJoinArgs join{};
+    join.num_cpu = t.num_cpu;
+    join.sequence = t.sequence;
+    join.mail = t.mail;
+    join.y = e.y;
+    join.counters = c.counters;
+    join.deadline_ns = options.cpu_deadline_ns;
+    join.layer = static_cast<std::int32_t>(layer);
+    join.dim = s_.hidden;
+    b_.add(Lane::kCpu, join);
+  }
 
   e.experts = c.experts;
   e.group = c.group;

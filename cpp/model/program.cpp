@@ -14,12 +14,11 @@ void Program::copy(Lane lane, void* to, const void* from, std::size_t bytes) {
   instructions_.push_back(i);
 }
 
-void Program::wait(Lane waiter, Lane lane) {
-  open_[static_cast<std::size_t>(waiter)] = true;
+void Program::fork(Lane lane) {
+  open_[static_cast<std::size_t>(lane)] = true;
   Instruction i{};
-  i.kind = Kind::kWait;
-  i.lane = waiter;
-  i.awaited = lane;
+  i.kind = Kind::kFork;
+  i.lane = lane;
   instructions_.push_back(i);
 }
 
@@ -27,11 +26,14 @@ void Program::join(Lane lane) {
   bool& open = open_[static_cast<std::size_t>(lane)];
   if (!open) return;
   open = false;
-  wait(Lane::kMain, lane);
+  Instruction i{};
+  i.kind = Kind::kJoin;
+  i.lane = lane;
+  instructions_.push_back(i);
 }
 
 void Program::cut(const std::optional<cache::StreamedExperts>& experts) {
-  for (std::size_t lane = 1; lane < kNumLanes; ++lane) join(static_cast<Lane>(lane));
+  for (std::size_t lane = 0; lane < kNumLanes; ++lane) join(static_cast<Lane>(lane));
   cuts_.push_back({instructions_.size(), experts});
 }
 
@@ -48,14 +50,14 @@ void Program::enqueue(Device& device, const ProgramStreams& streams, std::size_t
       case Kind::kCopy:
         device.copy_async(stream, i.to, i.from, i.bytes);
         break;
-      case Kind::kWait: {
-        const auto awaited = static_cast<std::size_t>(i.awaited);
-        const Event& event =
-            i.awaited == Lane::kMain ? streams.forked[lane] : streams.joined[awaited];
-        device.record(event.id(), streams.stream(i.awaited));
-        device.wait(stream, event.id());
+      case Kind::kFork:
+        device.record(streams.forked[lane].id(), streams.main());
+        device.wait(stream, streams.forked[lane].id());
         break;
-      }
+      case Kind::kJoin:
+        device.record(streams.joined[lane].id(), stream);
+        device.wait(streams.main(), streams.joined[lane].id());
+        break;
     }
   }
 }

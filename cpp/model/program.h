@@ -20,8 +20,8 @@
 
 namespace flashnext {
 
-// The streams of a program: the main one, within a layer one for copies and one that waits for the
-// processor, and one for the n-gram table.
+// The streams of a program: the main one, two beside it within a layer, for copies and for what the
+// processor computes, and one for the n-gram table.
 enum class Lane : std::uint8_t { kMain, kSide, kCpu, kTable };
 inline constexpr std::size_t kNumLanes = 4;
 
@@ -55,10 +55,8 @@ class Program {
   void copy(Lane lane, void* to, const void* from, std::size_t bytes);
   // `lane` continues from here in the main stream / the main stream waits for what `lane` has been
   // given so far; nothing when it was not forked.
-  void fork(Lane lane) { wait(lane, Lane::kMain); }
+  void fork(Lane lane);
   void join(Lane lane);
-  // `waiter` waits for what `lane` has been given so far.
-  void wait(Lane waiter, Lane lane);
   // Ends a part: lanes are joined, and `experts` are streamed before the next one; without any, the
   // host gathers the step's n-gram rows while the part runs.
   void cut(const std::optional<cache::StreamedExperts>& experts);
@@ -80,11 +78,10 @@ class Program {
   }
 
  private:
-  enum class Kind : std::uint8_t { kOp, kCopy, kWait };
+  enum class Kind : std::uint8_t { kOp, kCopy, kFork, kJoin };
   struct Instruction {
     Kind kind;
     Lane lane;
-    Lane awaited;
     Op op;
     std::size_t offset;  // of the arguments
     std::size_t bytes;
