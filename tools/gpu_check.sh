@@ -185,9 +185,9 @@ ops_gpu_test Ops.PleAndDraftHead:Ops.NgramIsBitEqualToTheHost,Ops.RouteAndCombin
 exl3_gpu_test Exl3Gpu.RowsWithoutNumbers,Exl3Gpu.InputsAtTheLimits:Exl3Gpu.PrefillRowCounts:Exl3Gpu.MoreStripsThanFitAtOnce
 exl3_experts_gpu_test ExpertsGpu.FewerRowsThanTheBucket,ExpertsGpu.AllRowsTheSameExpert:ExpertsGpu.PairsOfAGroup
 gdn_gpu_test GdnGpu.GateMatchesTheHost,GdnGpu.OtherSequencesKeepTheBits:GdnGpu.ChunksAndBucketsKeepTheBits
-gdn_chain_gpu_test GdnChainGpu.*
-offload_gpu_test Offload.TheGatesCasesPass:Offload.ABranchOfAGraphFetches
+offload_gpu_test Offload.ABranchOfAGraphFetches,Offload.TheGatesCasesPass
 attention_gpu_test AttentionGpu.PrepareMatchesTheHost,AttentionGpu.MatchesTheHost
+gdn_chain_gpu_test GdnChainGpu.*
 cuda_device_gpu_test *-*ZLast*:*TheCardsOwnLimit*:*AnAbandonedCapture*:*TheFirstFailure*
 TESTS
   [ $count -gt 0 ] || return $not_run

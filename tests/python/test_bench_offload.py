@@ -82,18 +82,22 @@ def test_the_processor_s_share_is_counted() -> None:
     assert "up to 1" in receipt["effective"]["cpu_share_text"]
 
 
-@pytest.mark.parametrize("rate", [0.45, 0.8])
-def test_replayed_routing_reaches_its_hit_rate(rate: float) -> None:
-    receipt = run_one("decode", **{**OFFLOAD, "lines": 12, "tokens": 60, "hit_rate": rate})
-    assert receipt["check"]["pass"]
-    facts = receipt["workload"]["experts"]
-    assert facts["routing"] == "replayed from a synthetic trace"
-    assert facts["wanted_hit_rate"] == rate and facts["warm_steps"] >= 32
-    assert facts["recency_policy_hit_rate"] == pytest.approx(rate, abs=0.03)
-    assert receipt["counters"]["experts"]["hit_rate"] == pytest.approx(rate, abs=0.06)
-    again = run_one("decode", **{**OFFLOAD, "lines": 12, "tokens": 60, "hit_rate": rate})
-    assert again["workload"]["experts"]["hash"] == facts["hash"]
-    assert again["check"]["token_hash"] == receipt["check"]["token_hash"]
+def test_replayed_routing_reaches_its_hit_rate() -> None:
+    """Also when one session runs one rate after the other."""
+    given = {**OFFLOAD, "context": (70,), "lines": 12, "tokens": 60}
+    rates = (0.45, 0.8)
+    found = list(bench.run("decode", bench.Setup(**given, hit_rate=rates)))
+    assert len(found) == len(rates)
+    for rate, receipt in zip(rates, found, strict=True):
+        assert receipt["check"]["pass"] and receipt["requested"]["hit_rate"] == [rate]
+        facts = receipt["workload"]["experts"]
+        assert facts["routing"] == "replayed from a synthetic trace"
+        assert facts["wanted_hit_rate"] == rate and facts["warm_steps"] >= 32
+        assert facts["recency_policy_hit_rate"] == pytest.approx(rate, abs=0.03)
+        assert receipt["counters"]["experts"]["hit_rate"] == pytest.approx(rate, abs=0.06)
+        again = run_one("decode", **{**given, "hit_rate": (rate,)})
+        assert again["workload"]["experts"]["hash"] == facts["hash"]
+        assert again["check"]["token_hash"] == receipt["check"]["token_hash"]
 
 
 def test_the_replayed_experts_are_those_of_the_trace(tmp_path: Path) -> None:
@@ -163,13 +167,14 @@ def test_a_policy_and_a_budget() -> None:
     [
         {"link": -1.0},
         {"link": float("nan")},
-        {"hit_rate": 0.0},
-        {"hit_rate": 1.5},
+        {"hit_rate": (0.0,)},
+        {"hit_rate": (0.5, 1.5)},
         {"vram": -2.0},
         {"vram": 1.0, "memory_budget": 5},
         {"ram": float("nan")},
         {"cpu_misses": "few"},
         {"trace": "x", "context": (10, 20)},
+        {"trace": "x", "hit_rate": (0.5, 0.6)},
     ],
     ids=str,
 )
@@ -180,9 +185,9 @@ def test_senseless_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_what_needs_experts_in_host_memory_says_so() -> None:
     with pytest.raises(InputError, match="needs experts in host memory"):
-        run_one("decode", **TINY, hit_rate=0.5)
+        run_one("decode", **TINY, hit_rate=(0.5,))
     with pytest.raises(InputError, match="hit rate"):
-        run_one("decode", **OFFLOAD, hit_rate=0.05)
+        run_one("decode", **OFFLOAD, hit_rate=(0.05,))
 
 
 def test_the_nearest_size_of_the_link_is_taken() -> None:

@@ -93,7 +93,7 @@ def test_a_bench_stays_within_its_budget() -> None:
         lines=12,
         vram=0.5,
         cpu_misses="off",
-        hit_rate=0.6,
+        hit_rate=(0.6,),
         capabilities=(capability(),),
     )
     (receipt,) = bench.run("decode", setup)

@@ -39,14 +39,18 @@ def offloaded(session: _core.Session) -> bool:
 
 
 def replayed(setup: Setup, session: _core.Session, steps: int) -> Replayed | None:
-    """The routing of a run of ``steps`` decode steps; None: the model's own."""
-    if setup.hit_rate is None:
+    """The routing of a run of ``steps`` decode steps; None: the model's own.
+
+    ``setup`` asks for one hit rate at most.
+    """
+    if not setup.hit_rate:
         return None
+    (wanted,) = setup.hit_rate
     if not offloaded(session):
         raise InputError("hit_rate needs experts in host memory: add --experts offload")
     shape, cache = session.shape, session.stats()["cache"]
     # A miss fills a line: after so many steps every line has changed about twice.
-    misses = max(shape["top_k"] * (1 - setup.hit_rate), 0.1)
+    misses = max(shape["top_k"] * (1 - wanted), 0.1)
     warm = min(_MOST_WARM, math.ceil(2 * cache["lines"] / misses))
     warm = max(warm, 32, steps // 3 + 1)  # the trace's rate holds after its first quarter
     trace, recency, rate = _core.Trace.synthetic(
@@ -58,7 +62,7 @@ def replayed(setup: Setup, session: _core.Session, steps: int) -> Replayed | Non
         zipf=setup.zipf,
         seed=setup.seed,
         lines=cache["lines"],
-        hit_rate=setup.hit_rate,
+        hit_rate=wanted,
     )
     ids = _core.routing_of(trace)
     facts = {
@@ -67,7 +71,7 @@ def replayed(setup: Setup, session: _core.Session, steps: int) -> Replayed | Non
         "recency": recency,
         "seed": setup.seed,
         "lines": cache["lines"],
-        "wanted_hit_rate": setup.hit_rate,
+        "wanted_hit_rate": wanted,
         "recency_policy_hit_rate": rate,
         "warm_steps": warm,
         "steps": steps,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ _MOST_READ = 4 << 30  # bytes of a checkpoint that are read to learn the rate of
 
 
 def run(bench: str, setup: Setup, progress: Progress | None = None) -> Iterator[Receipt]:
-    """Runs a bench and yields a finished receipt a context (one for ``load``).
+    """Runs a bench and yields a finished receipt a hit rate and context (one for ``load``).
 
     Args:
         bench: ``decode``, ``prefill`` or ``load``.
@@ -44,7 +46,7 @@ def _generation(bench: str, setup: Setup, progress: Progress | None) -> Iterator
     session: _core.Session | None = None
     bounds: Bounds | None = None
     try:
-        for length in setup.context:
+        for rate, length in itertools.product(setup.hit_rate or (None,), setup.context):
             if session is None or setup.cold:
                 if session is not None:
                     session.close()
@@ -53,7 +55,8 @@ def _generation(bench: str, setup: Setup, progress: Progress | None) -> Iterator
                 session, load_ns = setup.open(progress)
             if bounds is None:
                 bounds = Bounds(session.device, setup.threads, setup.isa)
-            yield _one_context(bench, setup, session, bounds, length, load_ns)
+            one = replace(setup, hit_rate=() if rate is None else (rate,))
+            yield _one_context(bench, one, session, bounds, length, load_ns)
     finally:
         if session is not None:
             session.close()

@@ -55,7 +55,7 @@ class Setup:
     profile_file: str | None = None
     link: float = 0.0  # GB/s (10**9 bytes) of a slower link that is played; 0: off
     trace: str | None = None
-    hit_rate: float | None = None
+    hit_rate: tuple[float, ...] = ()  # a run for each; empty: the model's own routing
     zipf: float = 0.6
     random_ids: bool = False
     command: tuple[str, ...] = field(default=(), compare=False)
@@ -77,12 +77,12 @@ class Setup:
         options.misses_word(self.cpu_misses)
         if checks.real("link", self.link, "GB a second, 0 for off") < 0:
             raise InputError(f"link is {self.link}, expected GB a second, 0 for off")
-        if self.hit_rate is not None:
-            rate = checks.real("hit_rate", self.hit_rate, "a share above 0 and below 1")
+        for given in self.hit_rate:
+            rate = checks.real("hit_rate", given, "a share above 0 and below 1")
             if not 0 < rate < 1:
                 raise InputError(f"hit_rate is {rate}, expected a share above 0 and below 1")
-        if self.trace is not None and len(self.context) > 1:
-            raise InputError("trace is the file of one run: give one context")
+        if self.trace is not None and max(len(self.context), len(self.hit_rate)) > 1:
+            raise InputError("trace is the file of one run: give one context, and one hit rate")
 
     def requested(self) -> dict[str, Any]:
         """For the receipt."""

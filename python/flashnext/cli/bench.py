@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flashnext import bench, receipts
 from flashnext.bench.runs import skipped
 from flashnext.cli import common, offload
 from flashnext.errors import Error, InputError
 from flashnext.receipts import Receipt
+
+_Number = TypeVar("_Number", int, float)
 
 _DESCRIPTION = """\
 Measures decoding, reading prompts, or opening a model, on random weights of the real dimensions or
@@ -113,10 +115,10 @@ def _add_expert_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--hit-rate",
-        type=float,
-        metavar="SHARE",
+        default="",
+        metavar="SHARE[,SHARE..]",
         help="decode with routing replayed from a synthetic trace, made so that the policy "
-        "recency finds this share of the experts on the card",
+        "recency finds this share of the experts on the card; a run for each",
     )
     group.add_argument(
         "--zipf",
@@ -133,11 +135,11 @@ def _add_expert_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trace", metavar="FILE", help="record the routing of all steps")
 
 
-def _contexts(text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str, kind: type[_Number]) -> tuple[_Number, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(kind(part) for part in text.split(",")) if text else ()
     except ValueError as error:
-        raise InputError(f"--context {text}: give numbers separated by commas") from error
+        raise InputError(f"{option} {text}: give numbers separated by commas") from error
 
 
 def run(options: argparse.Namespace) -> None:
@@ -147,7 +149,7 @@ def run(options: argparse.Namespace) -> None:
         layers=options.layers,
         model=options.model,
         device=options.device,
-        context=_contexts(options.context),
+        context=_numbers("--context", options.context, int),
         tokens=options.tokens,
         repeats=options.repeats,
         chunk=options.chunk,
@@ -169,7 +171,7 @@ def run(options: argparse.Namespace) -> None:
         profile_file=options.expert_profile,
         link=options.link,
         trace=options.trace,
-        hit_rate=options.hit_rate,
+        hit_rate=_numbers("--hit-rate", options.hit_rate, float),
         zipf=options.zipf,
         random_ids=options.random_ids,
         command=("flashnext", *sys.argv[1:]),
