@@ -1,20 +1,11 @@
 // Experts in host memory on the first CUDA device.
-#include "cpp/device/cuda_device.h"
+#include "tests/cpp/cuda_demo.h"
 #include "tests/cpp/offload_cases.h"
 
 namespace flashnext {
 namespace {
 
 using namespace test;
-
-SessionOptions cuda_options() {
-  SessionOptions o = demo_options();
-  o.device = "cuda:0";
-  for (const CudaDeviceInfo& d : cuda_devices()) {
-    o.capabilities.push_back("sm_" + std::to_string(d.major) + std::to_string(d.minor));
-  }
-  return o;
-}
 
 const std::vector<float>& reference() {
   static const std::vector<float> logits = plain_logits(cuda_options());

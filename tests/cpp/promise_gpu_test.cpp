@@ -1,5 +1,5 @@
 // The promise on a CUDA device, and the device against the host.
-#include "cpp/device/cuda_device.h"
+#include "tests/cpp/cuda_demo.h"
 #include "tests/cpp/promise_cases.h"
 #include "tests/cpp/rewind_cases.h"
 
@@ -9,15 +9,6 @@ namespace flashnext {
 namespace {
 
 using namespace test;
-
-SessionOptions cuda_options() {
-  SessionOptions o = demo_options();
-  o.device = "cuda";
-  for (const CudaDeviceInfo& d : cuda_devices()) {
-    o.capabilities.push_back("sm_" + std::to_string(d.major) + std::to_string(d.minor));
-  }
-  return o;
-}
 
 const std::vector<float>& reference() {
   static const std::vector<float> logits = plain_logits(cuda_options());
