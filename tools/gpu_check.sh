@@ -187,8 +187,8 @@ exl3_experts_gpu_test ExpertsGpu.FewerRowsThanTheBucket,ExpertsGpu.AllRowsTheSam
 gdn_gpu_test GdnGpu.GateMatchesTheHost,GdnGpu.OtherSequencesKeepTheBits:GdnGpu.ChunksAndBucketsKeepTheBits
 offload_gpu_test Offload.ABranchOfAGraphFetches,Offload.TheGatesCasesPass
 attention_gpu_test AttentionGpu.PrepareMatchesTheHost,AttentionGpu.MatchesTheHost
-gdn_chain_gpu_test GdnChainGpu.*
 cuda_device_gpu_test *-*ZLast*:*TheCardsOwnLimit*:*AnAbandonedCapture*:*TheFirstFailure*
+gdn_chain_gpu_test GdnChainGpu.*
 TESTS
   [ $count -gt 0 ] || return $not_run
   return $failed
