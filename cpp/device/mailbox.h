@@ -34,6 +34,7 @@ struct MailJob {
   std::int32_t pair;
 };
 
+// What the device alone changes of the mailbox, in its own memory.
 struct MailSequence {
   std::uint32_t posted;   // of the last posting, counted up by each
   std::uint32_t stalled;  // as in the head

@@ -200,9 +200,13 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
   resolve.slots = s_.top_k;
   b_.add(Lane::kMain, resolve);
 
-  // Three branches beside the experts that have a line: the processor is asked and its answer
-  // waited for, since one look at host memory takes as long as a small product; and the misses are
-  // fetched.
+  // The misses are asked for first, of the processor and then over the link: launched behind the
+  // experts that have a line, which run beside them, they would wait for places on the card. The
+  // processor's answer has a branch of its own, since one look at host memory takes as long as a
+  // small product.
+  e.experts = c.experts;
+  e.group = c.group;
+  b_.program().fork(Lane::kSide);
   if (options.cpu) {
     CpuPostArgs post{};
     post.rows = rows();
@@ -215,20 +219,7 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     post.layer = static_cast<std::int32_t>(layer);
     post.slots = s_.top_k;
     post.dim = s_.hidden;
-    b_.program().fork(Lane::kCpu);
-    b_.add(Lane::kCpu, post);
-  }
-  FetchArgs fetch{};
-  fetch.fetches = t.fetches;
-  fetch.count = t.num_fetches;
-  fetch.bank = c.bank;
-  fetch.counters = c.counters;
-  fetch.line_bytes = c.layout.bytes;
-  fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
-  fetch.max_fetches = pairs;
-  b_.program().fork(Lane::kSide);
-  b_.add(Lane::kSide, fetch);
-  if (options.cpu) {
+    b_.add(Lane::kMain, post);
     CpuJoinArgs join{};
     join.num_cpu = t.num_cpu;
     join.sequence = t.sequence;
@@ -238,17 +229,25 @@ void LayerParts::cached_experts(ExpertsArgs e, std::size_t layer) {
     join.deadline_ns = options.cpu_deadline_ns;
     join.layer = static_cast<std::int32_t>(layer);
     join.dim = s_.hidden;
+    b_.program().fork(Lane::kCpu);
     b_.add(Lane::kCpu, join);
   }
+  FetchArgs fetch{};
+  fetch.fetches = t.fetches;
+  fetch.count = t.num_fetches;
+  fetch.bank = c.bank;
+  fetch.counters = c.counters;
+  fetch.line_bytes = c.layout.bytes;
+  fetch.ns_per_line = c_.cache->link_ns(c.layout.bytes);
+  fetch.max_fetches = pairs;
+  b_.add(Lane::kMain, fetch);
 
-  e.experts = c.experts;
-  e.group = c.group;
   e.only = kGroupHit;
-  b_.add(Lane::kMain, e);
+  b_.add(Lane::kSide, e);
   e.shared = nullptr;
   e.only = kGroupFetched;
-  b_.program().join(Lane::kSide);
   b_.add(Lane::kMain, e);
+  b_.program().join(Lane::kSide);
   b_.program().join(Lane::kCpu);
 }
 

@@ -20,8 +20,8 @@
 
 namespace flashnext {
 
-// The streams of a program: the main one, two beside it within a layer, for copies and for what the
-// processor computes, and one for the n-gram table.
+// The streams of a program: the main one, two beside it within a layer, for experts that have a
+// line and for what the processor computes, and one for the n-gram table.
 enum class Lane : std::uint8_t { kMain, kSide, kCpu, kTable };
 inline constexpr std::size_t kNumLanes = 4;
 
