@@ -55,6 +55,7 @@ CpuExperts::CpuExperts(const MailView& mail, std::vector<LayerExperts> layers,
       posting_(mail, std::move(layers), shape, options.isa, thread_count(options)),
       linger_ns_(options.linger_ns),
       awake_turns_(thread_count(options) < available_cores() ? kPatient : kBrief),
+      last_units_(static_cast<std::uint32_t>(thread_count(options))),
       opened_(std::atomic_ref(head_.done).load(std::memory_order_acquire)) {
   const int count = thread_count(options);
   threads_.reserve(static_cast<std::size_t>(count));
@@ -150,12 +151,21 @@ bool CpuExperts::take_posting() noexcept {
   return true;
 }
 
+// A thread claims the unit after the one at hand with it, so that its weights are on their way when
+// it comes. Not of the last units: others would stand idle and leave them to it.
 void CpuExperts::claim_units() noexcept {
-  for (;;) {
-    const std::uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-    if (!has_units(ticket)) return;
-    if (!posting_.run(static_cast<std::uint32_t>(ticket), abandon_)) return;
+  const auto claim = [this] { return ticket_.fetch_add(1, std::memory_order_acq_rel); };
+  const auto unit_of = [](std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); };
+  std::uint64_t ticket = claim();
+  while (has_units(ticket)) {
+    const bool is_last = unit_of(ticket) + last_units_ >= static_cast<std::uint32_t>(ticket >> 32);
+    const std::uint64_t next = is_last ? ticket : claim();
+    if (!posting_.run(unit_of(ticket), has_units(next) ? unit_of(next) : unit_of(ticket),
+                      abandon_)) {
+      return;
+    }
     if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_posting();
+    ticket = is_last || !has_units(next) ? claim() : next;
   }
 }
 

@@ -73,6 +73,7 @@ class CpuExperts {
   CpuPosting posting_;
   const std::int64_t linger_ns_;
   const int awake_turns_;
+  const std::uint32_t last_units_;  // of a posting, which are claimed one at a time
 
   alignas(64) std::atomic<std::uint64_t> ticket_{0};
   alignas(64) std::atomic<std::uint32_t> remaining_{0};

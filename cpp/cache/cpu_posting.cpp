@@ -18,6 +18,10 @@ constexpr std::int32_t kBlock = 128;
 constexpr std::int32_t kUnitsAThread = 4;
 constexpr std::int32_t kDividedRows = 8;  // more rows a segment: enough work in a block
 
+std::int32_t first_input(std::int32_t inputs, std::int32_t part, std::int32_t parts) {
+  return part * (inputs / kBlock) / parts * kBlock;
+}
+
 std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
@@ -125,15 +129,61 @@ void CpuPosting::divide(Division& d, std::int32_t blocks, std::int32_t inputs) n
   }
 }
 
-bool CpuPosting::run(std::uint32_t unit, const std::atomic<bool>& abandon) noexcept {
-  std::int32_t i = static_cast<std::int32_t>(unit);
-  if (i < 2 * jobs_) {
-    prepare(i);
+bool CpuPosting::run(std::uint32_t unit, std::uint32_t next,
+                     const std::atomic<bool>& abandon) noexcept {
+  if (!is_product(unit)) {
+    if (is_product(next)) {
+      const Place then = place_of(next);
+      exl3::prefetch(then.segment->weights[then.projection], weights_of(then));
+    }
+    prepare(static_cast<std::int32_t>(unit));
     return true;
   }
-  i -= 2 * jobs_;
-  const std::int32_t firsts = segments_ * 2 * inner_blocks_ * up_.parts;
-  return i < firsts ? first(i, abandon) : second(i - firsts, abandon);
+  const Place at = place_of(unit);
+  Segment& s = *at.segment;
+  const exl3::Upcoming then = next != unit ? weights_of(place_of(next)) : exl3::Upcoming{};
+  if (at.projection == 2) {
+    if (!wait_for(s.is_active, 1, at, abandon)) return false;
+    multiply(at, exl3::rows_of(middle_, s.begin, s.count), then, mail_.y, pairs_.data() + s.begin);
+    return true;
+  }
+  if (!wait_for(s.unprepared[at.projection], 0, at, abandon)) return false;
+  float* y = product_[at.projection] + std::int64_t{s.begin} * shape_.inner;
+  const bool is_whole =
+      multiply(at, exl3::rows_of(in_[at.projection], s.begin, s.count), then, y, nullptr);
+  if (is_whole && s.products_left.fetch_sub(1, std::memory_order_acq_rel) == 1) activate(s);
+  return true;
+}
+
+CpuPosting::Place CpuPosting::place_of(std::uint32_t unit) noexcept {
+  std::int32_t i = static_cast<std::int32_t>(unit) - 2 * jobs_;
+  const std::int32_t blocks = 2 * inner_blocks_;  // of a segment's gate and up
+  const std::int32_t firsts = segments_ * blocks * up_.parts;
+  if (i < firsts) {
+    const std::int32_t index = i / up_.parts;
+    const std::int32_t local = index % blocks;
+    return {&segment_.get()[index / blocks], local / inner_blocks_, index, local % inner_blocks_,
+            i % up_.parts};
+  }
+  i -= firsts;
+  const std::int32_t index = i / down_.parts;
+  return {&segment_.get()[index / dim_blocks_], 2, index, index % dim_blocks_, i % down_.parts};
+}
+
+exl3::Upcoming CpuPosting::weights_of(const Place& at) noexcept {
+  const Exl3Weight& w = at.segment->weights[at.projection];
+  return exl3::upcoming(w, at.block, first_input(w.in, at.part, division_of(at).parts));
+}
+
+bool CpuPosting::wait_for(const std::atomic<std::int32_t>& count, std::int32_t value,
+                          const Place& at, const std::atomic<bool>& abandon) noexcept {
+  if (count.load(std::memory_order_acquire) == value) return true;
+  exl3::prefetch(at.segment->weights[at.projection], weights_of(at));
+  for (int turn = 0; count.load(std::memory_order_acquire) != value; ++turn) {
+    if (abandon.load(std::memory_order_relaxed)) return false;
+    wait_turn(turn);
+  }
+  return true;
 }
 
 void CpuPosting::prepare(std::int32_t unit) noexcept {
@@ -146,23 +196,6 @@ void CpuPosting::prepare(std::int32_t unit) noexcept {
   s.unprepared[projection].fetch_sub(1, std::memory_order_acq_rel);
 }
 
-bool CpuPosting::first(std::int32_t unit, const std::atomic<bool>& abandon) noexcept {
-  const std::int32_t index = unit / up_.parts;
-  Segment& s = segment_.get()[index / (2 * inner_blocks_)];
-  const std::int32_t local = index % (2 * inner_blocks_);
-  const int projection = local / inner_blocks_;
-  for (int turn = 0; s.unprepared[projection].load(std::memory_order_acquire) != 0; ++turn) {
-    if (abandon.load(std::memory_order_relaxed)) return false;
-    wait_turn(turn);
-  }
-  float* y = product_[projection] + std::int64_t{s.begin} * shape_.inner;
-  const bool is_whole =
-      multiply(s.weights[projection], exl3::rows_of(in_[projection], s.begin, s.count), up_, index,
-               local % inner_blocks_, unit % up_.parts, y, nullptr);
-  if (is_whole && s.products_left.fetch_sub(1, std::memory_order_acq_rel) == 1) activate(s);
-  return true;
-}
-
 void CpuPosting::activate(Segment& s) noexcept {
   for (std::int32_t job = s.begin; job < s.begin + s.count; ++job) {
     const std::int64_t at = std::int64_t{job} * shape_.inner;
@@ -173,36 +206,24 @@ void CpuPosting::activate(Segment& s) noexcept {
   s.is_active.store(1, std::memory_order_release);
 }
 
-bool CpuPosting::second(std::int32_t unit, const std::atomic<bool>& abandon) noexcept {
-  const std::int32_t index = unit / down_.parts;
-  const Segment& s = segment_.get()[index / dim_blocks_];
-  for (int turn = 0; s.is_active.load(std::memory_order_acquire) == 0; ++turn) {
-    if (abandon.load(std::memory_order_relaxed)) return false;
-    wait_turn(turn);
-  }
-  multiply(s.weights[2], exl3::rows_of(middle_, s.begin, s.count), down_, index,
-           index % dim_blocks_, unit % down_.parts, mail_.y, pairs_.data() + s.begin);
-  return true;
-}
-
-bool CpuPosting::multiply(const Exl3Weight& w, const exl3::Prepared& p, Division& d,
-                          std::int32_t index, std::int32_t block, std::int32_t part, float* y,
-                          const std::int32_t* rows) noexcept {
+bool CpuPosting::multiply(const Place& at, const exl3::Prepared& p, const exl3::Upcoming& next,
+                          float* y, const std::int32_t* rows) noexcept {
+  const Exl3Weight& w = at.segment->weights[at.projection];
+  Division& d = division_of(at);
   if (d.parts == 1) {
-    exl3::multiply(w, p, isa_, block, block + 1, y, w.out, rows);
+    exl3::multiply(w, p, isa_, at.block, at.block + 1, y, w.out, rows, next);
     return true;
   }
-  const std::int32_t inputs = w.in / kBlock;
   const std::int64_t size = std::int64_t{most_rows_} * kBlock;
-  std::int64_t* all = d.sums + index * d.parts * size;
-  exl3::part_sums(w, p, isa_, block, part * inputs / d.parts * kBlock,
-                  (part + 1) * inputs / d.parts * kBlock, all + part * size);
-  if (d.unfinished.get()[index].left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  std::int64_t* all = d.sums + at.index * d.parts * size;
+  exl3::part_sums(w, p, isa_, at.block, first_input(w.in, at.part, d.parts),
+                  first_input(w.in, at.part + 1, d.parts), all + at.part * size, next);
+  if (d.unfinished.get()[at.index].left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
   const std::int64_t n = std::int64_t{p.rows} * kBlock;
   for (std::int32_t other = 1; other < d.parts; ++other) {
     for (std::int64_t i = 0; i < n; ++i) all[i] += all[other * size + i];
   }
-  exl3::finish_sums(w, p, isa_, block, all, y, w.out, rows);
+  exl3::finish_sums(w, p, isa_, at.block, all, y, w.out, rows);
   return true;
 }
 

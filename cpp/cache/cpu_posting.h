@@ -6,8 +6,8 @@
 //             segment also takes silu(gate) * up and prepares it for down
 //   second    (segment, block of 128 columns of down, part of the inputs) -> rows of mail.y
 // With few blocks a thread, the inputs of a block are divided as well: sums are exact integers, so
-// no division changes a bit. A unit waits only for units of lower numbers; when units are claimed
-// in order, whoever owns those is at work on them.
+// no division changes a bit. A unit waits only for units of lower numbers; when threads claim units
+// in order and run theirs in order, the lowest one unfinished is always at work.
 #pragma once
 
 #include "cpp/device/mailbox.h"
@@ -44,8 +44,10 @@ class CpuPosting {
   // Reads the posting in the mailbox. Returns its number of units; the posting before must have
   // none at work. LogicError for a posting outside the bounds.
   std::uint32_t open();
-  // Runs one unit. False: it gave up waiting because `abandon` was set.
-  bool run(std::uint32_t unit, const std::atomic<bool>& abandon) noexcept;
+  // Runs one unit. `next`: the one that the thread runs after it, whose weights are asked of the
+  // memory meanwhile; `unit` itself when that is not known. False: it gave up waiting because
+  // `abandon` was set.
+  bool run(std::uint32_t unit, std::uint32_t next, const std::atomic<bool>& abandon) noexcept;
 
   std::int32_t jobs() const noexcept { return jobs_; }
   std::int32_t experts() const noexcept { return segments_; }
@@ -74,12 +76,28 @@ class CpuPosting {
   };
 
   void divide(Division& d, std::int32_t blocks, std::int32_t inputs) noexcept;
+  // One part of one block of a product.
+  struct Place {
+    Segment* segment;
+    int projection;      // gate, up, down
+    std::int32_t index;  // of the block in its Division
+    std::int32_t block;
+    std::int32_t part;
+  };
+  // Of a unit that is no preparation.
+  Place place_of(std::uint32_t unit) noexcept;
+  Division& division_of(const Place& at) noexcept { return at.projection == 2 ? down_ : up_; }
+  exl3::Upcoming weights_of(const Place& at) noexcept;
+  bool is_product(std::uint32_t unit) const noexcept {
+    return unit >= static_cast<std::uint32_t>(2 * jobs_);
+  }
   void prepare(std::int32_t unit) noexcept;
-  bool first(std::int32_t unit, const std::atomic<bool>& abandon) noexcept;
-  bool second(std::int32_t unit, const std::atomic<bool>& abandon) noexcept;
-  // One part of one block; true when the block's rows of y are complete.
-  bool multiply(const Exl3Weight& w, const exl3::Prepared& p, Division& d, std::int32_t index,
-                std::int32_t block, std::int32_t part, float* y, const std::int32_t* rows) noexcept;
+  // Waits for `count` to be `value`; the weights of `at` come in the meantime.
+  bool wait_for(const std::atomic<std::int32_t>& count, std::int32_t value, const Place& at,
+                const std::atomic<bool>& abandon) noexcept;
+  // True when the block's rows of y are complete.
+  bool multiply(const Place& at, const exl3::Prepared& p, const exl3::Upcoming& next, float* y,
+                const std::int32_t* rows) noexcept;
   void activate(Segment& s) noexcept;
 
   const MailView mail_;

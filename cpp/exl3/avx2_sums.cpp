@@ -90,7 +90,8 @@ FN_AVX2_INLINE void add_columns(const std::byte* stream, const Spread* x, Lanes*
 // Few rows: the products are taken while the weights are in registers. R: indices of the rows.
 template <int HB, std::size_t... R>
 FN_AVX2 void few_rows(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t block,
-                      std::int64_t* sums, std::index_sequence<R...> rows) noexcept {
+                      const Upcoming& next, std::int64_t* sums,
+                      std::index_sequence<R...> rows) noexcept {
   constexpr int bytes = Windows<HB>::kTileBytes;
   const std::int64_t stride = static_cast<std::int64_t>(w.out / kTile) * bytes;
   const std::byte* tiles = tile_at(w, 0, block * kTiles);
@@ -108,11 +109,14 @@ FN_AVX2 void few_rows(const Exl3Weight& w, const Prepared& p, std::int32_t row, 
     for (std::int32_t a = first; a < std::min(first + kFoldTiles, k_tiles); ++a) {
       const Spread x[] = {spread(v + static_cast<std::int64_t>(R) * in + a * kTile)...};
       const std::byte* tile = tiles + a * stride;
+      const std::int32_t beyond = a + kAheadTiles - k_tiles;
+      const std::byte* ahead =
+          beyond < 0 ? tile + kAheadTiles * stride : next.tiles + beyond * next.stride;
       // NOTE: all tiles first: a load that straddles two fresh stores would wait for them.
       for (int n = 0; n < kTiles; ++n) {
 #pragma GCC unroll 4
         for (int line = 0; line < bytes; line += 64) {
-          __builtin_prefetch(tile + 8 * stride + n * bytes + line);
+          __builtin_prefetch(ahead + n * bytes + line);
         }
         to_stream<HB>(tile + n * bytes, stream[n]);
       }
@@ -222,46 +226,46 @@ FN_AVX2 void many_rows(const Exl3Weight& w, const Prepared& p, std::int32_t row,
 
 template <int HB>
 void sums_at_rate(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
-                  std::int32_t block, std::int64_t* sums) noexcept {
+                  std::int32_t block, const Upcoming& next, std::int64_t* sums) noexcept {
   switch (rows) {
     case 1:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<1>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<1>());
     case 2:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<2>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<2>());
     case 3:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<3>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<3>());
     case 4:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<4>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<4>());
     default:
       return many_rows<HB>(w, p, row, rows, block, sums);
   }
 }
 
 void block_sums(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
-                std::int32_t block, std::int64_t* sums) noexcept {
+                std::int32_t block, const Upcoming& next, std::int64_t* sums) noexcept {
   switch (w.words / 8) {
     case 2:
-      return sums_at_rate<2>(w, p, row, rows, block, sums);
+      return sums_at_rate<2>(w, p, row, rows, block, next, sums);
     case 3:
-      return sums_at_rate<3>(w, p, row, rows, block, sums);
+      return sums_at_rate<3>(w, p, row, rows, block, next, sums);
     case 4:
-      return sums_at_rate<4>(w, p, row, rows, block, sums);
+      return sums_at_rate<4>(w, p, row, rows, block, next, sums);
     case 5:
-      return sums_at_rate<5>(w, p, row, rows, block, sums);
+      return sums_at_rate<5>(w, p, row, rows, block, next, sums);
     case 6:
-      return sums_at_rate<6>(w, p, row, rows, block, sums);
+      return sums_at_rate<6>(w, p, row, rows, block, next, sums);
     case 7:
-      return sums_at_rate<7>(w, p, row, rows, block, sums);
+      return sums_at_rate<7>(w, p, row, rows, block, next, sums);
     case 8:
-      return sums_at_rate<8>(w, p, row, rows, block, sums);
+      return sums_at_rate<8>(w, p, row, rows, block, next, sums);
     case 10:
-      return sums_at_rate<10>(w, p, row, rows, block, sums);
+      return sums_at_rate<10>(w, p, row, rows, block, next, sums);
     case 12:
-      return sums_at_rate<12>(w, p, row, rows, block, sums);
+      return sums_at_rate<12>(w, p, row, rows, block, next, sums);
     case 14:
-      return sums_at_rate<14>(w, p, row, rows, block, sums);
+      return sums_at_rate<14>(w, p, row, rows, block, next, sums);
     default:
-      return sums_at_rate<16>(w, p, row, rows, block, sums);
+      return sums_at_rate<16>(w, p, row, rows, block, next, sums);
   }
 }
 

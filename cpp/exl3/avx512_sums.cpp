@@ -31,7 +31,7 @@ namespace {
 constexpr int kTiles = kBlock / kTile;  // tiles along a side of a block
 // B <= 1020, |V| <= 32258: a dword takes 32 products of pairs, so one row is folded every 4 tiles.
 constexpr int kFoldTiles = 4;
-constexpr int kQuadFoldTiles = 8;  // a dword of quads takes half the products of a tile
+constexpr int kQuadFoldTiles = kAheadTiles;  // a dword of quads takes half the products of a tile
 // |B - 510| <= 510: it takes 64 products of pairs, 8 tiles.
 constexpr int kChunkTiles = 8;
 constexpr int kPassTiles = 4;  // n-tiles decoded at once
@@ -120,7 +120,7 @@ FN_AVX512_INLINE void add_quads(Lanes& acc, const __m512i (&b)[4], const std::in
 // One row times tiles that Quads fits.
 template <int HB, bool Multishift>
 FN_AVX512 void row_by_quads(const Exl3Weight& w, const Prepared& p, std::int32_t row,
-                            std::int32_t block, std::int64_t* sums) noexcept {
+                            std::int32_t block, const Upcoming& next, std::int64_t* sums) noexcept {
   constexpr int bytes = Quads<HB>::kTileBytes;
   const std::int64_t stride = static_cast<std::int64_t>(w.out / kTile) * bytes;
   const std::byte* tiles = tile_at(w, 0, block * kTiles);
@@ -128,16 +128,16 @@ FN_AVX512 void row_by_quads(const Exl3Weight& w, const Prepared& p, std::int32_t
   Split split[kTiles][2] = {};
   const std::int32_t k_tiles = w.in / kTile;
   for (std::int32_t a = 0; a < k_tiles; a += kQuadFoldTiles) {
-    // Fetch what the next round reads, as in few_rows.
-    const std::int64_t ahead =
-        a + kQuadFoldTiles < k_tiles ? kQuadFoldTiles * stride : kTiles * bytes - a * stride;
+    const Upcoming ahead = a + kQuadFoldTiles < k_tiles
+                               ? Upcoming{tiles + (a + kQuadFoldTiles) * stride, stride}
+                               : next;
     for (int n = 0; n < kTiles; ++n) {
       const std::byte* tile = tiles + a * stride + n * bytes;
       Lanes lower{};
       Lanes upper{};
 #pragma GCC unroll 1
       for (int i = 0; i < kQuadFoldTiles; ++i) {
-        prefetch_tile<bytes>(tile + i * stride + ahead);
+        prefetch_tile<bytes>(ahead.tiles + i * ahead.stride + n * bytes);
         const QuadTile<HB> t = load_quads<HB>(tile + i * stride);
         const std::int16_t* x = v + (a + i) * kTile;
         __m512i b[4];
@@ -159,7 +159,7 @@ FN_AVX512 void row_by_quads(const Exl3Weight& w, const Prepared& p, std::int32_t
 // Few rows: the products are taken while the weights are in registers. R: indices of the rows.
 template <int HB, std::size_t... R>
 FN_AVX512 void few_rows(const Exl3Weight& w, const Prepared& p, std::int32_t row,
-                        std::int32_t block, std::int64_t* sums,
+                        std::int32_t block, const Upcoming& next, std::int64_t* sums,
                         std::index_sequence<R...>) noexcept {
   constexpr int bytes = Plan<HB>::kTileBytes;
   const std::int64_t stride = static_cast<std::int64_t>(w.out / kTile) * bytes;
@@ -169,16 +169,15 @@ FN_AVX512 void few_rows(const Exl3Weight& w, const Prepared& p, std::int32_t row
   Split split[sizeof...(R)][kTiles] = {};
   const std::int32_t k_tiles = w.in / kTile;
   for (std::int32_t a = 0; a < k_tiles; a += kFoldTiles) {
-    // Fetch what the next round reads: four tiles further down, or the top of the next block.
-    const std::int64_t ahead =
-        a + kFoldTiles < k_tiles ? kFoldTiles * stride : kTiles * bytes - a * stride;
+    const Upcoming ahead =
+        a + kFoldTiles < k_tiles ? Upcoming{tiles + (a + kFoldTiles) * stride, stride} : next;
     for (int n = 0; n < kTiles; ++n) {
       const std::byte* tile = tiles + a * stride + n * bytes;
       Lanes acc[sizeof...(R)];
       ((acc[R] = Lanes{}), ...);
 #pragma GCC unroll 1
       for (int i = 0; i < kFoldTiles; ++i) {
-        prefetch_tile<bytes>(tile + i * stride + ahead);
+        prefetch_tile<bytes>(ahead.tiles + i * ahead.stride + n * bytes);
         const Tile<HB> t = load_tile<HB>(tile + i * stride);
         const std::int16_t* x = v + (a + i) * kTile;
         __m512i b[4];
@@ -304,28 +303,28 @@ FN_AVX512 void many_rows(const Exl3Weight& w, const Prepared& p, std::int32_t ro
 
 template <int HB, bool Multishift>
 void sums_at_rate(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
-                  std::int32_t block, std::int64_t* sums) noexcept {
+                  std::int32_t block, const Upcoming& next, std::int64_t* sums) noexcept {
   switch (rows) {
     case 1:
       if constexpr (Quads<HB>::kFits) {
-        return row_by_quads<HB, Multishift>(w, p, row, block, sums);
+        return row_by_quads<HB, Multishift>(w, p, row, block, next, sums);
       } else {
-        return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<1>());
+        return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<1>());
       }
     case 2:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<2>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<2>());
     case 3:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<3>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<3>());
     case 4:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<4>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<4>());
     case 5:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<5>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<5>());
     case 6:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<6>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<6>());
     case 7:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<7>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<7>());
     case 8:
-      return few_rows<HB>(w, p, row, block, sums, std::make_index_sequence<8>());
+      return few_rows<HB>(w, p, row, block, next, sums, std::make_index_sequence<8>());
     default:
       return many_rows<HB>(w, p, row, rows, block, sums);
   }
@@ -333,30 +332,30 @@ void sums_at_rate(const Exl3Weight& w, const Prepared& p, std::int32_t row, std:
 
 template <bool Multishift>
 void block_sums(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
-                std::int32_t block, std::int64_t* sums) noexcept {
+                std::int32_t block, const Upcoming& next, std::int64_t* sums) noexcept {
   switch (w.words / 8) {
     case 2:
-      return sums_at_rate<2, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<2, Multishift>(w, p, row, rows, block, next, sums);
     case 3:
-      return sums_at_rate<3, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<3, Multishift>(w, p, row, rows, block, next, sums);
     case 4:
-      return sums_at_rate<4, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<4, Multishift>(w, p, row, rows, block, next, sums);
     case 5:
-      return sums_at_rate<5, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<5, Multishift>(w, p, row, rows, block, next, sums);
     case 6:
-      return sums_at_rate<6, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<6, Multishift>(w, p, row, rows, block, next, sums);
     case 7:
-      return sums_at_rate<7, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<7, Multishift>(w, p, row, rows, block, next, sums);
     case 8:
-      return sums_at_rate<8, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<8, Multishift>(w, p, row, rows, block, next, sums);
     case 10:
-      return sums_at_rate<10, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<10, Multishift>(w, p, row, rows, block, next, sums);
     case 12:
-      return sums_at_rate<12, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<12, Multishift>(w, p, row, rows, block, next, sums);
     case 14:
-      return sums_at_rate<14, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<14, Multishift>(w, p, row, rows, block, next, sums);
     default:
-      return sums_at_rate<16, Multishift>(w, p, row, rows, block, sums);
+      return sums_at_rate<16, Multishift>(w, p, row, rows, block, next, sums);
   }
 }
 

@@ -13,6 +13,7 @@
 namespace flashnext::exl3 {
 
 enum class Isa { kScalar, kAvx2, kAvx512 };
+inline constexpr Isa kIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
 std::string_view to_string(Isa isa) noexcept;
 // The best the processor runs (kAvx512 needs F, BW, VL, VBMI and VNNI).
 Isa best_isa() noexcept;
@@ -75,18 +76,30 @@ void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::in
 // Rows [begin, begin + count) of `p`, in place.
 Prepared rows_of(const Prepared& p, std::int32_t begin, std::int32_t count) noexcept;
 
+// The first rows of tiles of a block: weights that a thread multiplies next. While a product ends
+// they are asked of the memory, so that the next one does not begin with waiting for it.
+struct Upcoming {
+  const std::byte* tiles = nullptr;  // null: unknown, the block that follows
+  std::int64_t stride = 0;           // bytes from a row of tiles to the one below
+};
+// Of `block` from input `in_begin` on, a multiple of 16.
+Upcoming upcoming(const Exl3Weight& w, std::int32_t block, std::int32_t in_begin) noexcept;
+// Asks for them now, for whoever has something else to do first. Returns at once.
+void prefetch(const Exl3Weight& w, const Upcoming& next) noexcept;
+
 // y (rows, out), row stride y_stride: output blocks of 128 columns [block_begin, block_end) of all
 // rows of `p` (steps 5 to 7). Blocks and rows may be computed by different threads. Row r goes to
 // row y_rows[r] of y when y_rows is given.
 void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block_begin,
               std::int32_t block_end, float* y, std::int64_t y_stride,
-              const std::int32_t* y_rows = nullptr) noexcept;
+              const std::int32_t* y_rows = nullptr, const Upcoming& next = {}) noexcept;
 
 // multiply() in two steps, for callers that divide the inputs as well. Step 5 of one block over
 // inputs [in_begin, in_end), multiples of 128: sums (rows, 128), at most kRowGroup rows. The sums
 // of all parts add up to those of the whole, in any order.
 void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
-               std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums) noexcept;
+               std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums,
+               const Upcoming& next = {}) noexcept;
 // Steps 6 and 7 of one block from the sums (rows, 128) of all inputs; y as in multiply().
 void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
                  const std::int64_t* sums, float* y, std::int64_t y_stride,

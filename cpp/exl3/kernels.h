@@ -7,9 +7,10 @@
 
 namespace flashnext::exl3::internal {
 
-inline constexpr int kBlock = 128;   // columns of an output block, inputs of a rotation
-inline constexpr int kTile = 16;     // weights along a side of a tile
-inline constexpr int kCentre = 510;  // B - 510 is centred
+inline constexpr int kBlock = 128;     // columns of an output block, inputs of a rotation
+inline constexpr int kTile = 16;       // weights along a side of a tile
+inline constexpr int kAheadTiles = 8;  // rows of tiles that are asked of the memory ahead of use
+inline constexpr int kCentre = 510;    // B - 510 is centred
 inline constexpr float kRotate = 0.08838834764831845f;  // 1 / sqrt(128)
 inline constexpr float kInverse = 887.0f / 131072.0f;
 inline constexpr float kOffset = -238.0f / 131072.0f;
@@ -19,9 +20,9 @@ struct Kernels {
   void (*prepare_row)(const Exl3Weight& w, const float* x, std::int32_t levels, std::int32_t row,
                       const Prepared& p) noexcept;
   // Step 5: sums (rows, 128) of V (B - 510) for rows [row, row + rows) of p, rows <= kRowGroup,
-  // and one output block.
+  // and one output block. `next` is known.
   void (*sums)(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
-               std::int32_t block, std::int64_t* sums) noexcept;
+               std::int32_t block, const Upcoming& next, std::int64_t* sums) noexcept;
   // Steps 6 and 7: sums (128) of one row -> y (128). `total` is S of the row, q is finite and not
   // 0.
   void (*finish)(const Exl3Weight& w, std::int32_t block, float q, std::int64_t total,

@@ -55,7 +55,7 @@ bool supported(Isa isa) noexcept {
 
 Isa isa_named(std::string_view name) {
   if (name == "auto") return best_isa();
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : kIsas) {
     if (name != to_string(isa)) continue;
     if (!supported(isa)) {
       throw InputError("isa = \"" + std::string(name) + "\": this processor lacks it; choose auto");
@@ -152,8 +152,24 @@ void prepare(const Exl3Weight& w, const float* x, std::int64_t x_stride, std::in
   }
 }
 
+Upcoming upcoming(const Exl3Weight& w, std::int32_t block, std::int32_t in_begin) noexcept {
+  using internal::kTile;
+  return {internal::tile_at(w, in_begin / kTile, block * (kBlock / kTile)),
+          std::int64_t{w.out / kTile} * w.words * 2};
+}
+
+void prefetch(const Exl3Weight& w, const Upcoming& next) noexcept {
+  const std::int64_t bytes = std::int64_t{kBlock / internal::kTile} * w.words * 2;
+  for (std::int64_t row = 0; row < internal::kAheadTiles; ++row) {
+    for (std::int64_t line = 0; line < bytes; line += 64) {
+      __builtin_prefetch(next.tiles + row * next.stride + line);
+    }
+  }
+}
+
 void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
-               std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums) noexcept {
+               std::int32_t in_begin, std::int32_t in_end, std::int64_t* sums,
+               const Upcoming& next) noexcept {
   // The part as a linear of its own; rows keep their distance p.in.
   Exl3Weight part = w;
   part.trellis = internal::tile_at(w, in_begin / internal::kTile, 0);
@@ -171,7 +187,8 @@ void part_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t blo
       totals[row] += total;
     }
   }
-  kernels(isa).sums(part, rows, 0, p.rows, block, sums);
+  kernels(isa).sums(part, rows, 0, p.rows, block,
+                    next.tiles != nullptr ? next : upcoming(w, block + 1, in_begin), sums);
 }
 
 void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block,
@@ -190,15 +207,17 @@ void finish_sums(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t b
 }
 
 void multiply(const Exl3Weight& w, const Prepared& p, Isa isa, std::int32_t block_begin,
-              std::int32_t block_end, float* y, std::int64_t y_stride,
-              const std::int32_t* y_rows) noexcept {
+              std::int32_t block_end, float* y, std::int64_t y_stride, const std::int32_t* y_rows,
+              const Upcoming& next) noexcept {
   alignas(64) std::int64_t sums[kRowGroup * kBlock];
   for (std::int32_t row = 0; row < p.rows; row += kRowGroup) {
     const Prepared group = rows_of(p, row, std::min(kRowGroup, p.rows - row));
     float* to = y_rows != nullptr ? y : y + row * y_stride;
     const std::int32_t* to_rows = y_rows != nullptr ? y_rows + row : nullptr;
     for (std::int32_t block = block_begin; block < block_end; ++block) {
-      kernels(isa).sums(w, group, 0, group.rows, block, sums);
+      const bool known = block + 1 == block_end && next.tiles != nullptr;
+      kernels(isa).sums(w, group, 0, group.rows, block, known ? next : upcoming(w, block + 1, 0),
+                        sums);
       finish_sums(w, group, isa, block, sums, to, y_stride, to_rows);
     }
   }

@@ -77,7 +77,7 @@ void prepare_row(const Exl3Weight& w, const float* x, std::int32_t levels, std::
 }
 
 void block_sums(const Exl3Weight& w, const Prepared& p, std::int32_t row, std::int32_t rows,
-                std::int32_t block, std::int64_t* sums) noexcept {
+                std::int32_t block, const Upcoming&, std::int64_t* sums) noexcept {
   std::fill(sums, sums + static_cast<std::int64_t>(rows) * kBlock, 0);
   std::int16_t tile[256];
   for (std::int32_t a = 0; a < w.in / kTile; ++a) {

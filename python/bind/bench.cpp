@@ -16,7 +16,7 @@ namespace flashnext::bind {
 namespace {
 
 exl3::Isa isa_named(const std::string& name) {
-  for (const exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
+  for (const exl3::Isa isa : exl3::kIsas) {
     if (name == exl3::to_string(isa)) return isa;
   }
   return exl3::best_isa();

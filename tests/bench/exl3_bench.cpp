@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
   std::printf("\"clock\": \"thread processor time\", \"read_gb_per_s\": %.2f, \"results\": [",
               bandwidth / 1e9);
   const char* comma = "\n";
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : exl3::kIsas) {
     const std::string name(exl3::to_string(isa));
     if (!exl3::supported(isa) || (!o.isa.empty() && o.isa != name)) continue;
     for (const std::int32_t words : {16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128}) {

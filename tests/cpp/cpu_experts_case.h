@@ -201,7 +201,7 @@ struct Desk {
 
 inline std::vector<Isa> isas() {
   std::vector<Isa> all;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : exl3::kIsas) {
     if (exl3::supported(isa)) all.push_back(isa);
   }
   return all;

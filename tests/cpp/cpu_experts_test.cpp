@@ -271,7 +271,9 @@ TEST(CpuExperts, PartsOfTheInputsAddUp) {
           std::vector<std::int64_t> part(sums.size());
           const std::int32_t edges[] = {0, 128, 512, 640};
           for (int i = 0; i < 3; ++i) {
-            exl3::part_sums(l.w, p, isa, block, edges[i], edges[i + 1], part.data());
+            const exl3::Upcoming next =
+                i < 2 ? exl3::upcoming(l.w, block, edges[i + 1]) : exl3::Upcoming{};
+            exl3::part_sums(l.w, p, isa, block, edges[i], edges[i + 1], part.data(), next);
             for (std::size_t k = 0; k < sums.size(); ++k) sums[k] += part[k];
           }
           exl3::finish_sums(l.w, p, isa, block, sums.data(), y.data(), 256);

@@ -170,8 +170,9 @@ TEST(Exl3Avx512, BothTablesAgree) {
           for (std::int32_t block = 0; block < 2; ++block) {
             std::vector<std::int64_t> expected(static_cast<std::size_t>(rows) * 128);
             std::vector<std::int64_t> sums(expected.size(), -1);
-            exl3::internal::kScalarKernels.sums(l.w, p, row, rows, block, expected.data());
-            table->sums(l.w, p, row, rows, block, sums.data());
+            exl3::internal::kScalarKernels.sums(l.w, p, row, rows, block, exl3::upcoming(l.w, 0, 0),
+                                                expected.data());
+            table->sums(l.w, p, row, rows, block, exl3::upcoming(l.w, 0, 0), sums.data());
             ASSERT_EQ(sums, expected) << "words " << words << " row " << row << " rows " << rows;
           }
         }

@@ -29,7 +29,7 @@ void run_op(Args args, int threads, Isa isa, Run run) {
 
 std::vector<Isa> isas() {
   std::vector<Isa> found;
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (Isa isa : exl3::kIsas) {
     if (exl3::supported(isa)) found.push_back(isa);
   }
   return found;

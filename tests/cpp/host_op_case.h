@@ -66,7 +66,7 @@ inline TestStep sequence(const std::vector<std::int32_t>& ids, std::int32_t sepa
 
 inline std::vector<exl3::Isa> isas() {
   std::vector<exl3::Isa> all;
-  for (exl3::Isa isa : {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512}) {
+  for (exl3::Isa isa : exl3::kIsas) {
     if (exl3::supported(isa)) all.push_back(isa);
   }
   return all;

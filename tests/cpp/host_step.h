@@ -11,7 +11,7 @@
 
 namespace flashnext::test {
 
-inline constexpr exl3::Isa kIsas[] = {exl3::Isa::kScalar, exl3::Isa::kAvx2, exl3::Isa::kAvx512};
+using exl3::kIsas;
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct TestStep {

@@ -32,10 +32,10 @@ TEST(Promise, PrefixReuseAgainstCold) { check_prefixes(demo_options()); }
 TEST(Promise, SampledTextDoesNotDependOnCompany) { check_sampling(demo_options()); }
 
 TEST(Promise, ThreadsAndInstructionSets) {
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
-    if (std::string(isa) != "scalar" &&
-        !exl3::supported(std::string(isa) == "avx2" ? exl3::Isa::kAvx2 : exl3::Isa::kAvx512)) {
-      std::printf("[ not run  ] %s: this processor lacks it\n", isa);
+  for (const exl3::Isa of : exl3::kIsas) {
+    const std::string isa(exl3::to_string(of));
+    if (!exl3::supported(of)) {
+      std::printf("[ not run  ] %s: this processor lacks it\n", isa.c_str());
       continue;
     }
     for (const int threads : {1, 2}) {
