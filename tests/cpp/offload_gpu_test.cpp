@@ -178,7 +178,7 @@ TEST_F(Offload, ABranchOfAGraphFetches) {
     std::memset(bank + e * kLine, e % 251, z(kLine));
   }
   constexpr std::int32_t kLines = 16, kSlots = 10;
-  auto* pool = room<std::byte>(z(kLines * kLine));
+  auto* pool = put(std::vector<std::byte>(z(kLines * kLine)));  // all of it is read back
   auto* staging = room<std::byte>(z(kSlots * kLine));
   auto* head = room<StepHead>(1, Space::kPinned);
   auto* ids = room<std::int32_t>(z(kSlots), Space::kPinned);
