@@ -15,13 +15,6 @@ namespace flashnext::bind {
 
 namespace {
 
-exl3::Isa isa_named(const std::string& name) {
-  for (const exl3::Isa isa : exl3::kIsas) {
-    if (name == exl3::to_string(isa)) return isa;
-  }
-  return exl3::best_isa();
-}
-
 py::dict cost_dict(const OpCost& cost) {
   py::dict d;
   d["weight_bytes"] = cost.weight_bytes;
@@ -133,7 +126,7 @@ Ids routing_of(const cache::Trace& trace) {
 py::dict host_bounds(int threads, const std::string& isa) {
   const HostBounds b = [&] {
     py::gil_scoped_release release;
-    return measure_host_bounds(threads, isa_named(isa));
+    return measure_host_bounds(threads, exl3::isa_named(isa));
   }();
   py::dict d;
   d["threads"] = b.threads;

@@ -16,6 +16,7 @@
 namespace flashnext::cpu_test {
 
 using exl3::Isa;
+using exl3_test::isas;
 using exl3_test::Linear;
 
 struct Sizes {
@@ -198,14 +199,6 @@ struct Desk {
   MailSequence sequence{};
   CacheCounters counters{};
 };
-
-inline std::vector<Isa> isas() {
-  std::vector<Isa> all;
-  for (const Isa isa : exl3::kIsas) {
-    if (exl3::supported(isa)) all.push_back(isa);
-  }
-  return all;
-}
 
 inline cache::CpuOptions with(int threads, Isa isa = exl3::best_isa()) {
   cache::CpuOptions o;

@@ -16,6 +16,15 @@
 
 namespace flashnext::exl3_test {
 
+// Those that this processor has.
+inline std::vector<exl3::Isa> isas() {
+  std::vector<exl3::Isa> all;
+  for (const exl3::Isa isa : exl3::kIsas) {
+    if (exl3::supported(isa)) all.push_back(isa);
+  }
+  return all;
+}
+
 inline constexpr std::int32_t kAllWords[] = {16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128};
 
 // A linear in memory of its own; `offset` bytes are put before every part, so 1 makes all odd.

@@ -27,14 +27,6 @@ void run_op(Args args, int threads, Isa isa, Run run) {
   for (std::size_t i = 0; i < 256; ++i) ASSERT_EQ(data[bytes + i], std::byte{0xC5});
 }
 
-std::vector<Isa> isas() {
-  std::vector<Isa> found;
-  for (Isa isa : exl3::kIsas) {
-    if (exl3::supported(isa)) found.push_back(isa);
-  }
-  return found;
-}
-
 TEST(Exl3Ops, LinearsOfOneInput) {
   const std::int32_t in = 384;
   std::vector<Linear> linears;

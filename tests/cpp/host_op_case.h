@@ -3,6 +3,7 @@
 
 #include "cpp/base/half.h"
 #include "cpp/device/host_ops.h"
+#include "tests/cpp/exl3_case.h"
 
 #include <cmath>
 #include <cstring>
@@ -64,20 +65,12 @@ inline TestStep sequence(const std::vector<std::int32_t>& ids, std::int32_t sepa
   return step;
 }
 
-inline std::vector<exl3::Isa> isas() {
-  std::vector<exl3::Isa> all;
-  for (exl3::Isa isa : exl3::kIsas) {
-    if (exl3::supported(isa)) all.push_back(isa);
-  }
-  return all;
-}
-
 // Calls body(context) for pools of 1 and 2 threads and every instruction set.
 template <class Body>
 void for_each_context(Body&& body) {
   for (int threads : {1, 2}) {
     ThreadPool pool(threads);
-    for (exl3::Isa isa : isas()) {
+    for (exl3::Isa isa : exl3_test::isas()) {
       SCOPED_TRACE(std::string(exl3::to_string(isa)) + ", threads " + std::to_string(threads));
       host::Context context{pool, isa};
       body(context);
