@@ -26,6 +26,7 @@ Engine::Engine(Device& device, const Checkpoint& checkpoint, const Weights& weig
       cache_(cache),
       mtp_(options.mtp && weights.mtp.has_value()),
       streams_(device),
+      copies_(device),
       gather_pool_(1) {
   if (options_.lanes < 1 || options_.lanes > 64) {
     throw InputError("lanes = " + number(options_.lanes) + ": must be 1 to 64");
@@ -53,7 +54,13 @@ Engine::Engine(Device& device, const Checkpoint& checkpoint, const Weights& weig
   build();
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  // Copies of state read and write memory that goes now.
+  try {
+    device_.synchronize(copies_.id());
+  } catch (const Error&) {  // whoever ran the failed work was told
+  }
+}
 
 void Engine::allocate(std::int32_t large_rows) {
   const auto lanes = static_cast<std::size_t>(options_.lanes);
@@ -67,7 +74,9 @@ void Engine::allocate(std::int32_t large_rows) {
   for (std::size_t i = 0; i < lanes; ++i) {
     lanes_[i].slot = static_cast<std::int32_t>(2 * i);
     lanes_[i].spare = static_cast<std::int32_t>(2 * i + 1);
+    free_lanes_.push_back(options_.lanes - 1 - static_cast<std::int32_t>(i));
   }
+  for (std::size_t i = 0; i < 2 * lanes; ++i) slot_copies_.emplace_back(device_);
   const auto buffer = [&](std::int32_t rows) {
     return std::make_unique<StepBuffer>(device_, rows, options_.lanes, max_pages_);
   };
@@ -315,7 +324,10 @@ void Engine::fill(const Built& built, std::span<const LaneRows> rows) {
     Segment segment{head.rows, n, pos0, r.lane, l.slot, l.slot};
     // What may be undone, or repeated without the processor, leaves the old state as it is.
     const bool aside = n > 1 || (cache_ != nullptr && cache_->options().cpu);
-    if (staged && aside) segment.state_out = l.spare;
+    // So does a step beside the copy of that state to a snapshot.
+    if ((staged && aside) || copied_out(l.slot)) segment.state_out = l.spare;
+    settle(segment.state_out);
+    if (copy_of(l.slot).kind == SlotCopy::Kind::kIn) settle(l.slot);
     for (std::int32_t i = 0; i < n; ++i) {
       const auto before = [&](std::int32_t back) {
         const std::int32_t p = pos0 + i - back;
@@ -394,7 +406,7 @@ const std::vector<StepOutput>& Engine::step(std::span<const LaneRows> rows, bool
     l.ids.insert(l.ids.end(), r.tokens.begin(), r.tokens.end());
     if (l.last.state_out != l.slot) {
       std::swap(l.slot, l.spare);
-      l.rewindable = true;
+      l.rewindable = built.rewind_program.num_ops() > 0;
     }
   }
   for (std::size_t i = 0; i < outputs_.size(); ++i) {

@@ -14,8 +14,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace flashnext {
@@ -55,6 +57,24 @@ struct Snapshot {
   std::vector<std::int32_t> pages;  // held references
   std::int32_t block = -1;          // where the engine keeps the slot's copy
   std::int32_t mtp_length = 0;
+};
+
+class Engine;
+
+// The right to drive one lane, which is empty at first. Whoever runs sequences borrows lanes, so
+// that no two users drive the same one; the lane is emptied and given back at the end of the lease.
+class LaneLease {
+ public:
+  LaneLease(Engine& engine, std::int32_t lane) noexcept : engine_(&engine), lane_(lane) {}
+  LaneLease(LaneLease&& other) noexcept
+      : engine_(std::exchange(other.engine_, nullptr)), lane_(other.lane_) {}
+  LaneLease& operator=(LaneLease&&) = delete;
+  ~LaneLease();
+  std::int32_t lane() const noexcept { return lane_; }
+
+ private:
+  Engine* engine_;
+  std::int32_t lane_;
 };
 
 // All ops of one kind in a step.
@@ -103,12 +123,19 @@ class Engine {
   // Makes room for `tokens` more positions; false when no page is free (drop snapshots, then try
   // again).
   bool reserve(std::int32_t lane, std::int32_t tokens);
+  // Whether a sequence of so many tokens would find pages beside the lanes that are in use, were
+  // there no snapshots.
+  bool could_hold(std::int32_t tokens) const;
   void reset(std::int32_t lane);
   std::int32_t length(std::int32_t lane) const;
   const std::vector<std::int32_t>& ids(std::int32_t lane) const;
 
+  // A lane that nobody has, or none. The engine must outlive the lease.
+  std::optional<LaneLease> borrow();
+  std::int32_t free_lanes() const noexcept { return static_cast<std::int32_t>(free_lanes_.size()); }
+
   // Needs free_snapshots() > 0. The snapshot stays valid until release() gives its pages and its
-  // block back.
+  // block back. Its copy, and that of restore(), runs beside the steps: the lane may go on at once.
   Snapshot snapshot(std::int32_t lane);
   std::int32_t free_snapshots() const noexcept;
   // False when a page is needed for a copy and none is free; the lane is empty then.
@@ -159,6 +186,13 @@ class Engine {
     bool rewindable = false;
     std::int32_t mtp_length = 0;
   };
+  // A copy of a slot of recurrent state that may be under way, of which steps must know.
+  struct SlotCopy {
+    explicit SlotCopy(Device& device) : done(device) {}
+    enum class Kind { kNone, kOut, kIn };
+    Kind kind = Kind::kNone;
+    Event done;
+  };
   using Graphs = std::vector<Graph>;  // a part of a program; empty: not captured
   struct Built {
     Bucket bucket{};
@@ -198,6 +232,12 @@ class Engine {
   void fill_pages(const StepBuffer& buffer, std::int32_t lane);
   void gather_ngrams(const Built& built);
   void* snapshot_block(std::int32_t block) const;
+  SlotCopy& copy_of(std::int32_t slot) { return slot_copies_[static_cast<std::size_t>(slot)]; }
+  bool copied_out(std::int32_t slot);
+  void copy_slot(std::int32_t slot, SlotCopy::Kind kind, void* to, const void* from);
+  void settle(std::int32_t slot);
+  friend class LaneLease;
+  void give_back(std::int32_t lane) noexcept;
 
   Device& device_;
   const Checkpoint& checkpoint_;
@@ -220,6 +260,9 @@ class Engine {
   std::vector<std::unique_ptr<Built>> built_;  // ascending by rows
   Built* last_ = nullptr;                      // bucket of the last step
   std::vector<LaneState> lanes_;
+  std::vector<std::int32_t> free_lanes_;  // not borrowed; the lowest last
+  Stream copies_;                         // of slots, from and to snapshots, in order
+  std::vector<SlotCopy> slot_copies_;     // (slots)
   std::vector<StepOutput> outputs_;
   ThreadPool gather_pool_;
   Counters counters_;

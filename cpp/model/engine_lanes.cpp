@@ -14,6 +14,7 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
   check(l.rewindable, "the lane's last step cannot be rewound");
   l.rewindable = false;
   std::swap(l.slot, l.spare);  // the state before the step
+  settle(l.spare);
   if (keep > 0) {
     // The kept rows again, from the old state into the spare slot, by the same ops on the same
     // inputs. They find their rows by the segment alone.
@@ -46,6 +47,15 @@ bool Engine::reserve(std::int32_t index, std::int32_t tokens) {
   return true;
 }
 
+bool Engine::could_hold(std::int32_t tokens) const {
+  std::vector<bool> used(static_cast<std::size_t>(state_->num_pages()), false);
+  for (const LaneState& l : lanes_) {
+    for (const std::int32_t page : l.pages) used[static_cast<std::size_t>(page)] = true;
+  }
+  const auto taken = std::count(used.begin(), used.end(), true);
+  return (tokens + kPageTokens - 1) / kPageTokens + taken <= state_->num_pages();
+}
+
 void Engine::reset(std::int32_t index) {
   LaneState& l = lane(index);
   for (const std::int32_t page : l.pages) state_->drop_page(page);
@@ -55,12 +65,57 @@ void Engine::reset(std::int32_t index) {
   l.mtp_length = 0;
 }
 
+LaneLease::~LaneLease() {
+  if (engine_ != nullptr) engine_->give_back(lane_);
+}
+
+std::optional<LaneLease> Engine::borrow() {
+  if (free_lanes_.empty()) return std::nullopt;
+  const std::int32_t index = free_lanes_.back();
+  free_lanes_.pop_back();
+  reset(index);
+  return LaneLease(*this, index);
+}
+
+void Engine::give_back(std::int32_t index) noexcept {
+  reset(index);
+  const auto before =
+      std::find_if(free_lanes_.begin(), free_lanes_.end(), [index](auto l) { return l < index; });
+  free_lanes_.insert(before, index);
+}
+
 std::int32_t Engine::free_snapshots() const noexcept {
   return static_cast<std::int32_t>(free_snapshots_.size());
 }
 
 void* Engine::snapshot_block(std::int32_t block) const {
   return snapshots_.as<std::byte>() + static_cast<std::size_t>(block) * state_->slot_bytes();
+}
+
+// Whether a copy to a snapshot may still read the slot.
+bool Engine::copied_out(std::int32_t slot) {
+  SlotCopy& copy = copy_of(slot);
+  if (copy.kind != SlotCopy::Kind::kNone && device_.reached(copy.done.id())) {
+    copy.kind = SlotCopy::Kind::kNone;
+  }
+  return copy.kind == SlotCopy::Kind::kOut;
+}
+
+// The next work of the main stream comes after the copy of a slot that it will write, or read after
+// a restore.
+void Engine::settle(std::int32_t slot) {
+  SlotCopy& copy = copy_of(slot);
+  if (copy.kind == SlotCopy::Kind::kNone) return;
+  device_.wait(streams_.main(), copy.done.id());
+  copy.kind = SlotCopy::Kind::kNone;
+}
+
+// Steps were waited for, so that the slot holds still. One stream carries all copies: a block or a
+// slot that is used again is used in the order of the calls.
+void Engine::copy_slot(std::int32_t slot, SlotCopy::Kind kind, void* to, const void* from) {
+  device_.copy_async(copies_.id(), to, from, state_->slot_bytes());
+  device_.record(copy_of(slot).done.id(), copies_.id());
+  copy_of(slot).kind = kind;
 }
 
 Snapshot Engine::snapshot(std::int32_t index) {
@@ -73,9 +128,11 @@ Snapshot Engine::snapshot(std::int32_t index) {
   s.pages.assign(l.pages.begin(), l.pages.begin() + static_cast<std::ptrdiff_t>(pages));
   s.block = free_snapshots_.back();
   free_snapshots_.pop_back();
-  device_.copy_async(streams_.main(), snapshot_block(s.block), state_->slot(l.slot),
-                     state_->slot_bytes());
-  device_.synchronize(streams_.main());
+  // The slot may hold what a restore is still bringing: that copy comes first in the same stream.
+  copy_slot(
+      l.slot,
+      copy_of(l.slot).kind == SlotCopy::Kind::kIn ? SlotCopy::Kind::kIn : SlotCopy::Kind::kOut,
+      snapshot_block(s.block), state_->slot(l.slot));
   for (const std::int32_t page : s.pages) state_->hold_page(page);
   ++counters_.snapshots;
   return s;
@@ -101,9 +158,7 @@ bool Engine::restore(std::int32_t index, const Snapshot& snapshot) {
   }
   l.ids = snapshot.ids;
   l.mtp_length = snapshot.mtp_length;
-  device_.copy_async(streams_.main(), state_->slot(l.slot), snapshot_block(snapshot.block),
-                     state_->slot_bytes());
-  device_.synchronize(streams_.main());
+  copy_slot(l.slot, SlotCopy::Kind::kIn, state_->slot(l.slot), snapshot_block(snapshot.block));
   ++counters_.restores;
   return true;
 }

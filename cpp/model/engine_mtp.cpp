@@ -20,6 +20,7 @@ std::vector<float> Engine::mtp_step(std::int32_t index, std::int32_t next) {
   const StepBuffer& b = *built.mtp_buffer;
   const std::int64_t stack = shape_.stack();
   const std::size_t stack_bytes = static_cast<std::size_t>(stack) * sizeof(float);
+  settle(l.slot);  // its part for this head is written
   float* carry = state_->slot(l.slot) + state_->layout().carry;
   const std::int32_t last_slot = next >= 0 ? end : end - 1;  // one past
   const std::int32_t most = std::min(built.bucket.rows, built.bucket.outputs);

@@ -72,6 +72,7 @@ StepProfile Engine::profile(int repeats) {
   check(last_ != nullptr, "profile needs a step before it");
   check(repeats >= 1, "profile needs at least one repeat");
   const Suspended suspended(cache_, streams_.main());
+  for (std::int32_t slot = 0; slot < 2 * options_.lanes; ++slot) settle(slot);
   const Program& program = last_->trunk_program;
   const StepHead head = last_->buffer->head();
   StepSizes sizes{last_->step.head, head.rows, head.outputs,

@@ -4,22 +4,45 @@
 
 namespace flashnext {
 
+namespace {
+
+bool begins(const Snapshot& s, std::span<const std::int32_t> ids) {
+  return s.ids.size() <= ids.size() && std::equal(s.ids.begin(), s.ids.end(), ids.begin());
+}
+
+}  // namespace
+
 const Snapshot* PrefixCache::find(std::span<const std::int32_t> ids) {
+  if (ids.empty()) return nullptr;
+  const auto usable = ids.first(ids.size() - 1);
   auto best = entries_.end();
-  for (auto e = entries_.begin(); e != entries_.end(); ++e) {
-    if (e->ids.size() >= ids.size()) continue;
-    if (best != entries_.end() && e->ids.size() <= best->ids.size()) continue;
-    if (std::equal(e->ids.begin(), e->ids.end(), ids.begin())) best = e;
+  for (auto e = entries_.begin(); e != entries_.end();) {
+    const auto at = e++;
+    if (!begins(at->snapshot, usable)) continue;
+    if (best == entries_.end() || at->snapshot.ids.size() > best->snapshot.ids.size()) best = at;
+    if (at->shared) entries_.splice(entries_.begin(), entries_, at);
   }
   if (best == entries_.end()) return nullptr;
   entries_.splice(entries_.begin(), entries_, best);
-  return &entries_.front();
+  return &entries_.front().snapshot;
 }
 
-void PrefixCache::keep(std::int32_t lane) {
+std::int32_t PrefixCache::length_of(std::span<const std::int32_t> ids) const {
+  std::size_t longest = 0;
+  for (const Entry& e : entries_) {
+    if (e.snapshot.ids.size() > longest && e.snapshot.ids.size() < ids.size() &&
+        begins(e.snapshot, ids)) {
+      longest = e.snapshot.ids.size();
+    }
+  }
+  return static_cast<std::int32_t>(longest);
+}
+
+void PrefixCache::keep(std::int32_t lane, bool shared) {
   if (engine_.options().snapshots == 0 || engine_.length(lane) == 0) return;
   for (auto e = entries_.begin(); e != entries_.end(); ++e) {
-    if (e->ids == engine_.ids(lane)) {
+    if (e->snapshot.ids == engine_.ids(lane)) {
+      e->shared = e->shared || shared;
       entries_.splice(entries_.begin(), entries_, e);
       return;
     }
@@ -27,14 +50,23 @@ void PrefixCache::keep(std::int32_t lane) {
   while (engine_.free_snapshots() == 0 && drop_oldest()) {
   }
   if (engine_.free_snapshots() == 0) return;  // somebody else holds them all
-  entries_.push_front(engine_.snapshot(lane));
+  entries_.push_front({engine_.snapshot(lane), shared});
 }
 
 bool PrefixCache::drop_oldest() {
   if (entries_.empty()) return false;
-  engine_.release(entries_.back());
+  engine_.release(entries_.back().snapshot);
   entries_.pop_back();
   return true;
+}
+
+void PrefixCache::forget(std::span<const std::int32_t> ids) {
+  for (auto e = entries_.begin(); e != entries_.end();) {
+    const auto at = e++;
+    if (!begins(at->snapshot, ids)) continue;
+    engine_.release(at->snapshot);
+    entries_.erase(at);
+  }
 }
 
 void PrefixCache::clear() {

@@ -18,20 +18,28 @@ class PrefixCache {
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   // The longest snapshot whose ids begin `ids` and leave at least one of them; null when there is
-  // none. It becomes the most recently used, and stays valid until the next call of keep() or
-  // drop_oldest().
+  // none. It becomes the most recently used, and what `ids` shares with other conversations the
+  // next. Valid until the next call of keep(), drop_oldest(), forget() or clear().
   const Snapshot* find(std::span<const std::int32_t> ids);
+  // How many tokens find() would spare; changes nothing.
+  std::int32_t length_of(std::span<const std::int32_t> ids) const;
   // Keeps the lane's present state, unless a snapshot of the same ids exists or the engine holds
-  // none.
-  void keep(std::int32_t lane);
+  // none. `shared`: other conversations begin with it too.
+  void keep(std::int32_t lane, bool shared = false);
   // Gives back the pages of the least recently used snapshot; false when there is none.
   bool drop_oldest();
+  // Drops every snapshot that begins `ids`.
+  void forget(std::span<const std::int32_t> ids);
   void clear();
   std::size_t size() const noexcept { return entries_.size(); }
 
  private:
+  struct Entry {
+    Snapshot snapshot;
+    bool shared;
+  };
   Engine& engine_;
-  std::list<Snapshot> entries_;  // most recently used first
+  std::list<Entry> entries_;  // most recently used first
 };
 
 }  // namespace flashnext

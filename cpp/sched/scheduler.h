@@ -1,95 +1,106 @@
-// Scheduler: requests -> steps. Several requests share the engine's lanes; each step is either a
-// chunk of one prompt or one token of every lane that decodes. Prompts reuse the longest prefix
-// that a snapshot remembers. A request that is cancelled or fails leaves the other lanes and the
-// prefix cache intact.
+// Scheduler: requests -> steps. Requests come and go between steps, each with its own sampling,
+// limits and end; a step holds a row of every sequence that decodes and parts of prompts, planned
+// by plan_step(). Prompts reuse the longest prefix that a snapshot remembers. A request that is
+// cancelled or fails leaves the other lanes and the prefix cache intact. When KV pages run out,
+// snapshots go first, then the youngest sequence waits in the queue and is computed again: its
+// answer is the same. Threads: one thread calls; validate() may be called from any. Nothing is
+// called back.
 #pragma once
 
 #include "cpp/model/engine.h"
+#include "cpp/sched/plan.h"
 #include "cpp/sched/prefix_cache.h"
+#include "cpp/sched/request.h"
+#include "cpp/sched/sequence.h"
+#include "cpp/sched/step_times.h"
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <deque>
-#include <functional>
+#include <list>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace flashnext {
 
-struct Request {
-  std::vector<std::int32_t> prompt;
-  std::int32_t max_new_tokens = 256;
-  SampleParams sampling{};  // seed, temperature, top_p, top_k, min_p
-  std::vector<std::int32_t> stop_ids;
-};
-
-enum class Finish { kStop, kLength, kCancelled, kCallback };
-const char* to_string(Finish finish) noexcept;
-
-struct Completion {
-  std::vector<std::int32_t> tokens;  // without the stop id
-  Finish finish = Finish::kLength;
-  std::int32_t prompt_tokens = 0;
-  std::int32_t reused_tokens = 0;  // of the prompt, taken from a snapshot
-  double prefill_seconds = 0;      // from the request's first step to its first token
-  double decode_seconds = 0;       // from the first token to the last
-};
-
-struct GenerateHooks {
-  // (request, token) -> true to end that request with Finish::kCallback; the token is kept.
-  std::function<bool(std::size_t, std::int32_t)> on_token;
-  std::function<void(std::size_t, std::int32_t done, std::int32_t total)> on_prefill;
-  // Called before every step; may throw to abandon all requests (their lanes are reset).
-  std::function<void()> poll;
+struct SchedulerOptions {
+  // Seconds that a decoding sequence should wait at most for its next token while prompts are read
+  // beside it; parts of prompts are sized for it.
+  double token_wait = 0.2;
+  // A part of a prompt beside decoding sequences has at least so many rows: with experts in host
+  // memory every part reads most of a layer's experts over the link, and small ones would read the
+  // prompt many times slower for a wait that the link decides.
+  std::int32_t least_part = 1;
+  // Turns that begin closer than this to the state before are not worth a snapshot of their own,
+  // since each ends a part of the prompt.
+  std::int32_t turn_spacing = 16;
+  std::vector<std::string> vocabulary;  // bytes of every token, for Request::stop_texts
 };
 
 class Scheduler {
  public:
-  explicit Scheduler(Engine& engine) : engine_(engine), prefixes_(engine) {}
+  Scheduler(Engine& engine, SchedulerOptions options);
 
-  // Runs all requests to their end. Throws InputError for a bad request before anything runs, and
-  // what hooks or the engine throw. One call at a time.
-  std::vector<Completion> generate(std::span<const Request> requests, const GenerateHooks& hooks);
+  // Throws InputError, naming what is wrong, for a request that cannot run.
+  void validate(const Request& request) const;
+  // Queues a request. Throws as validate().
+  RequestId submit(Request request);
+  // Its end comes with the next step(); nothing happens to an id that is not there.
+  void cancel(RequestId id);
+  void cancel_all();
+  // Nothing is queued and nothing runs.
+  bool idle() const noexcept { return sequences_.empty(); }
 
-  // From any thread: requests that are running or queued end with Finish::kCancelled.
-  void cancel() noexcept { cancelled_.store(true); }
+  // Sequences that have a lane.
+  std::size_t running() const noexcept;
+  // While held, nobody who is queued gets a lane.
+  void hold(bool on) noexcept { held_ = on; }
+  std::size_t vocab() const noexcept { return static_cast<std::size_t>(engine_.vocab()); }
 
-  // Logits of every position of one sequence from position 0: visit(first position, logits (n,
-  // vocab) rows as outputs). Uses lane 0, computes cold in steps of at most `chunk` rows (0: as
-  // many as fit).
-  void every_logit(std::span<const std::int32_t> ids, std::int32_t chunk,
-                   const std::function<void(const std::vector<StepOutput>&)>& visit);
+  // One step of the engine, for whom it is due, and what came of it; events of one request come in
+  // order, kEnd last. Throws what the engine throws; abandon() then ends what was running.
+  std::vector<RequestEvent> step();
+  // Ends every request as kFailed with this reason.
+  std::vector<RequestEvent> abandon(const std::string& reason);
 
+  // Engine::reserve() for whoever borrowed a lane, at the price of snapshots.
+  void reserve(std::int32_t lane, std::int32_t tokens);
   PrefixCache& prefixes() noexcept { return prefixes_; }
+  const StepTimes& step_times() const noexcept { return times_; }
+
   struct Counters {
     std::uint64_t requests = 0, prompt_tokens = 0, reused_tokens = 0, new_tokens = 0;
+    std::uint64_t cancelled = 0, failed = 0, preempted = 0;
     double prefill_seconds = 0, decode_seconds = 0;
+    double longest_wait = 0;  // seconds between two tokens of one sequence
+    std::size_t queued = 0, reading = 0, decoding = 0;  // now
   };
-  const Counters& counters() const noexcept { return counters_; }
+  Counters counters() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Running {
-    std::size_t request;
-    std::int32_t lane;
-    Clock::time_point started, first_token, last_token;
-    bool decoding = false;
-  };
+  using Clock = Sequence::Clock;
 
-  void validate(const Request& request, std::size_t index) const;
-  void admit(std::span<const Request> requests, std::size_t index, std::int32_t lane,
-             Completion& completion);
-  void prefill(const Request& request, Running& running, Completion& completion,
-               const GenerateHooks& hooks);
-  bool accept(const Request& request, Running& running, Completion& completion, std::int32_t token,
-              const GenerateHooks& hooks);
-  void finish(Running& running, Completion& completion, Finish finish);
-  void reserve(std::int32_t lane, std::int32_t tokens);
+  void admit();
+  bool waits_for_neighbour(const Sequence& s) const;
+  bool start(Sequence& s);
+  void choose_marks(Sequence& s) const;
+  std::vector<StepShare> plan(const std::vector<Sequence*>& running) const;
+  bool make_room(const std::vector<Sequence*>& running, std::span<const StepShare> shares);
+  void put_back(Sequence& s);
+  std::vector<Sequence*> with_lane();
+  void advance(Sequence& s, std::span<const StepOutput> outputs, std::vector<RequestEvent>& events);
+  void accept(Sequence& s, std::int32_t token, std::vector<RequestEvent>& events);
+  bool stops(Sequence& s, std::int32_t token) const;
+  void end(Sequence& s, Finish finish, std::vector<RequestEvent>& events,
+           const std::string& reason = {});
+  void retire();
 
   Engine& engine_;
+  SchedulerOptions options_;
   PrefixCache prefixes_;
-  std::atomic<bool> cancelled_{false};
+  StepTimes times_;
+  std::list<Sequence> sequences_;  // in the order of arrival
+  RequestId last_id_ = 0;
+  bool held_ = false;
   Counters counters_;
 };
 

@@ -9,13 +9,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Runs rows in lane 0 and returns the token drawn after the last (-1: none was asked for).
-std::int32_t timed_step(Engine& engine, std::span<const std::int32_t> tokens, bool draw,
-                        const SampleParams& sampling, std::vector<std::int64_t>& ns) {
+// Runs rows in the lane and returns the token drawn after the last (-1: none was asked for).
+std::int32_t timed_step(Engine& engine, std::int32_t lane, std::span<const std::int32_t> tokens,
+                        bool draw, const SampleParams& sampling, std::vector<std::int64_t>& ns) {
   const Clock::time_point start = Clock::now();
-  const bool room = engine.reserve(0, static_cast<std::int32_t>(tokens.size()));
+  const bool room = engine.reserve(lane, static_cast<std::int32_t>(tokens.size()));
   check(room, "measure_run: the lane's pages do not suffice");
-  const LaneRows rows{0, tokens, draw ? LaneRows::Logits::kLast : LaneRows::Logits::kNone,
+  const LaneRows rows{lane, tokens, draw ? LaneRows::Logits::kLast : LaneRows::Logits::kNone,
                       sampling};
   const std::vector<StepOutput>& out = engine.step({&rows, 1}, false);
   ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
@@ -134,10 +134,8 @@ std::uint64_t streamed(const Engine& engine) {
   return engine.stream() == nullptr ? 0 : engine.stream()->stats().bytes;
 }
 
-}  // namespace
-
-RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
-                     const MeasureOptions& options, bool keep) {
+RunTimes measure_alone(Session& session, std::span<const std::int32_t> prompt,
+                       const MeasureOptions& options) {
   Engine& engine = session.engine();
   const EngineOptions& limits = engine.options();
   const auto total = static_cast<std::int64_t>(prompt.size()) + options.new_tokens;
@@ -152,7 +150,8 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   }
   const auto chunk = static_cast<std::size_t>(options.chunk > 0 ? options.chunk : limits.chunk);
   session.scheduler().prefixes().clear();
-  for (std::int32_t l = 0; l < limits.lanes; ++l) engine.reset(l);
+  const std::optional<LaneLease> lease = engine.borrow();
+  check(lease.has_value(), "no lane is free while nothing runs");
   const GraphChoice choice(engine, options.graphs);
   RunTimes times;
   const std::uint64_t streamed_before = streamed(engine);
@@ -160,8 +159,8 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
   for (std::size_t at = 0; at < prompt.size(); at += chunk) {
     if (options.poll) options.poll();
     const std::size_t n = std::min(chunk, prompt.size() - at);
-    token = timed_step(engine, prompt.subspan(at, n), at + n == prompt.size(), options.sampling,
-                       times.chunk_ns);
+    token = timed_step(engine, lease->lane(), prompt.subspan(at, n), at + n == prompt.size(),
+                       options.sampling, times.chunk_ns);
   }
   times.streamed_bytes = streamed(engine) - streamed_before;
   times.tokens.push_back(token);
@@ -174,32 +173,48 @@ RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
     const auto at = static_cast<std::size_t>(i);
     if (!options.feed.empty()) token = options.feed[at % options.feed.size()];
     routing.take(at);
-    token = timed_step(engine, {&token, 1}, true, options.sampling, times.decode_ns);
+    token = timed_step(engine, lease->lane(), {&token, 1}, true, options.sampling, times.decode_ns);
     times.tokens.push_back(token);
     if (session.cache() == nullptr) continue;
     const StepExperts after = expert_counts(session.cache());
     times.experts.push_back(after - before);
     before = after;
   }
-  if (!keep) engine.reset(0);
+  if (options.profile > 0) times.profile = engine.profile(options.profile);
+  return times;
+}
+
+void warm_alone(Session& session, std::span<const std::int32_t> steps,
+                const std::function<void()>& poll) {
+  Engine& engine = session.engine();
+  Routing routing(session, steps);
+  session.scheduler().prefixes().clear();
+  const std::optional<LaneLease> lease = engine.borrow();
+  check(lease.has_value(), "no lane is free while nothing runs");
+  const std::int32_t lane = lease->lane();
+  std::vector<std::int64_t> unused;
+  for (std::size_t i = 0; i < routing.steps(); ++i) {
+    if (poll) poll();
+    if (engine.length(lane) >= engine.options().window) engine.reset(lane);
+    routing.take(i);
+    const std::int32_t token = static_cast<std::int32_t>(i % 97) % engine.options().token_limit;
+    timed_step(engine, lane, {&token, 1}, false, {}, unused);
+  }
+}
+
+}  // namespace
+
+RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
+                     const MeasureOptions& options) {
+  RunTimes times;
+  session.thread().run(EngineThread::When::kAlone,
+                       [&] { times = measure_alone(session, prompt, options); });
   return times;
 }
 
 void warm_cache(Session& session, std::span<const std::int32_t> steps,
                 const std::function<void()>& poll) {
-  Engine& engine = session.engine();
-  Routing routing(session, steps);
-  session.scheduler().prefixes().clear();
-  for (std::int32_t l = 0; l < engine.options().lanes; ++l) engine.reset(l);
-  std::vector<std::int64_t> unused;
-  for (std::size_t i = 0; i < routing.steps(); ++i) {
-    if (poll) poll();
-    if (engine.length(0) >= engine.options().window) engine.reset(0);
-    routing.take(i);
-    const std::int32_t token = static_cast<std::int32_t>(i % 97) % engine.options().token_limit;
-    timed_step(engine, {&token, 1}, false, {}, unused);
-  }
-  engine.reset(0);
+  session.thread().run(EngineThread::When::kAlone, [&] { warm_alone(session, steps, poll); });
 }
 
 }  // namespace flashnext

@@ -25,6 +25,7 @@ struct MeasureOptions {
   // The same of experts that have a line when the prompt has run, in up to so many disjoint choices
   // in turn: steps that miss nothing. 0: off.
   std::int32_t resident_sets = 0;
+  int profile = 0;  // > 0: repeats of the last step's profile
 };
 
 // What a step did with its experts, over all layers.
@@ -41,15 +42,16 @@ struct RunTimes {
   std::vector<std::int32_t> tokens;     // drawn: the first by the prefill, then one a decode step
   std::vector<StepExperts> experts;     // of each decode step; empty when experts are resident
   std::uint64_t streamed_bytes = 0;     // copied for the prompt
+  StepProfile profile;                  // with MeasureOptions::profile
 };
 
-// Uses lane 0, which is empty afterwards unless `keep` is set. Throws InputError when prompt and
-// tokens exceed the window, DeviceError when logits are not finite.
+// Runs when no request does, in a lane of its own; prefixes are forgotten. Throws InputError when
+// prompt and tokens exceed the window, DeviceError when logits are not finite.
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
-                     const MeasureOptions& options, bool keep = false);
+                     const MeasureOptions& options);
 
 // Runs untimed steps of one row with this routing (steps, layers, top_k), so that the cache is as
-// it would be in a long run. Lane 0 is empty before and after.
+// it would be in a long run.
 void warm_cache(Session& session, std::span<const std::int32_t> routing,
                 const std::function<void()>& poll = {});
 

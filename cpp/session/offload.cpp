@@ -20,15 +20,17 @@ constexpr int kPasses = 2;  // over them: what else the machine does delays a st
 double step_seconds(Engine& engine) {
   double best[kSteps + 1];
   for (int pass = 0; pass < kPasses; ++pass) {
-    engine.reset(0);
+    const std::optional<LaneLease> lease = engine.borrow();
+    check(lease.has_value(), "no lane is free while a session opens");
+    const std::int32_t lane = lease->lane();
     std::uint32_t state = 1;
     for (int i = 0; i <= kSteps; ++i) {
       state = state * 1664525u + 1013904223u;
       const std::int32_t limit = engine.options().token_limit;
       const auto id = static_cast<std::int32_t>((state >> 8) % static_cast<unsigned>(limit));
-      if (engine.length(0) >= engine.options().window) engine.reset(0);
-      check(engine.reserve(0, 1), "no page for a step of measurement");
-      const LaneRows rows{0, {&id, 1}, LaneRows::Logits::kLast, {}};
+      if (engine.length(lane) >= engine.options().window) engine.reset(lane);
+      check(engine.reserve(lane, 1), "no page for a step of measurement");
+      const LaneRows rows{lane, {&id, 1}, LaneRows::Logits::kLast, {}};
       const Clock::time_point start = Clock::now();
       engine.step({&rows, 1}, false);
       const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -58,7 +60,6 @@ ShareReport choose_share(Engine& engine, const SessionOptions& options) {
     cache.share_misses(cache::cpu_table(most, 1.0, report.most));
     return report;
   }
-  engine.reset(0);
   cache.bypass(true);
   const auto measure = [&](double share) {
     cache.share_misses(cache::cpu_table(most, share, most));
@@ -75,7 +76,6 @@ ShareReport choose_share(Engine& engine, const SessionOptions& options) {
   }
   cache.share_misses(cache::cpu_table(most, report.share, most));
   cache.bypass(false);
-  engine.reset(0);
   return report;
 }
 

@@ -24,8 +24,8 @@ struct ShareReport {
   std::string text() const;  // a line for people
 };
 
-// Decides the share, by `options.cpu_misses`, and tells the cache. Runs steps on lane 0, which is
-// empty before and after, and leaves the lines as they are.
+// Decides the share, by `options.cpu_misses`, and tells the cache. Runs steps in a borrowed lane
+// and leaves the lines as they are.
 ShareReport choose_share(Engine& engine, const SessionOptions& options);
 
 }  // namespace flashnext

@@ -16,6 +16,9 @@ namespace flashnext {
 namespace {
 
 constexpr std::int32_t kProofRows = 64;  // of the prompt that proves that all fits
+// With experts in host memory a part of a prompt reads nearly all of a layer's experts over the
+// link whether it has 512 rows or 2,048: smaller parts would read prompts several times slower.
+constexpr std::int32_t kLeastOffloadPart = 512, kOffloadTurnSpacing = 256;
 
 // N of "cuda" (0) or "cuda:N"; -1 for anything else.
 int cuda_ordinal(const std::string& name) {
@@ -79,6 +82,7 @@ Session::Session(Checkpoint checkpoint, SessionOptions options)
     : checkpoint_(std::move(checkpoint)), options_(std::move(options)) {}
 
 Session::~Session() {
+  thread_.reset();
   // What goes wrong here is lost: nobody is left to be told, and the old file is still whole.
   save_profile();
 }
@@ -87,7 +91,7 @@ std::string Session::save_profile() {
   if (!keep_profile_) return {};
   keep_profile_ = false;
   try {
-    cache_->catch_up();
+    between_steps([&] { cache_->catch_up(); });
     const cache::CacheShape& c = cache_->shape();
     return cache::save_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts,
                                cache_->planner().total());
@@ -115,11 +119,22 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
   if (plan.offload) s->open_cache(plan, progress);
   s->engine_ = std::make_unique<Engine>(*s->device_, s->checkpoint_, *s->weights_, plan.engine,
                                         s->cache_.get());
-  s->scheduler_ = std::make_unique<Scheduler>(*s->engine_);
+  SchedulerOptions scheduling;
+  scheduling.token_wait = o.token_wait;
+  if (plan.offload) {
+    scheduling.least_part = kLeastOffloadPart;
+    scheduling.turn_spacing = kOffloadTurnSpacing;
+  }
+  scheduling.vocabulary = std::move(o.vocabulary);
+  s->scheduler_ = std::make_unique<Scheduler>(*s->engine_, std::move(scheduling));
   if (s->cache_) s->fill_cache(progress);
   s->note_cache();
-  if (!o.trace.empty()) s->record(o.trace);
   s->device_->seal();
+  s->memory_ = s->device_->allocations();
+  s->device_description_ = s->device_->description();
+  s->publish();
+  s->thread_ = std::make_unique<EngineThread>(*s->scheduler_, [p = s.get()] { p->publish(); });
+  if (!o.trace.empty()) s->record(o.trace);
   return s;
 }
 
@@ -149,10 +164,13 @@ void Session::fill_cache(const Progress& progress) {
   cache_->bypass(true);  // until forget(): the lines stay as they were filled
   const std::vector<std::int32_t> ids(
       static_cast<std::size_t>(std::min(engine_->options().chunk, kProofRows)), 0);
-  check(engine_->reserve(0, static_cast<std::int32_t>(ids.size())), "no pages for a first prompt");
-  const LaneRows rows{0, ids, LaneRows::Logits::kLast, {}};
-  engine_->step({&rows, 1}, false);
-  engine_->reset(0);
+  {
+    const std::optional<LaneLease> lease = engine_->borrow();
+    check(lease && engine_->reserve(lease->lane(), static_cast<std::int32_t>(ids.size())),
+          "no pages for a first prompt");
+    const LaneRows rows{lease->lane(), ids, LaneRows::Logits::kLast, {}};
+    engine_->step({&rows, 1}, false);
+  }
   share_ = std::make_unique<ShareReport>(choose_share(*engine_, options_));
   cache_->bypass(false);
   cache_->forget();
@@ -176,15 +194,54 @@ void Session::note_cache() {
   notes_.push_back("experts in host memory: " + share_->text());
 }
 
-std::vector<std::string> Session::notes() const {
-  std::vector<std::string> all = notes_;
-  if (!cache_) return all;
-  if (const auto& fault = cache_->planner().fault()) all.push_back(fault->message());
-  if (!cache_->stall().empty()) {
-    all.push_back("the processor computes no misses any more: " + cache_->stall());
+// On the engine's thread, or before it runs.
+void Session::publish() {
+  auto s = std::make_shared<SessionStats>();
+  s->engine = engine_->counters();
+  s->scheduler = scheduler_->counters();
+  s->prefixes = scheduler_->prefixes().size();
+  s->pages = engine_->state().num_pages();
+  s->pages_free = engine_->state().free_pages();
+  s->notes = notes_;
+  if (cache_) {
+    CacheStats& c = s->cache.emplace();
+    const cache::Planner& planner = cache_->planner();
+    c.shape = cache_->shape();
+    c.staging_lines = cache_->staging_lines();
+    c.layers = cache_->stats();
+    c.totals = cache_->totals();
+    c.recording = trace_ != nullptr;
+    c.policy = planner.policy_name();
+    c.plans = planner.plans();
+    c.plan_seconds = planner.plan_seconds();
+    c.cpu_of.assign(cache_->cpu_of().begin(), cache_->cpu_of().end());
+    if (const cache::ExpertStream* stream = engine_->stream()) c.stream = stream->stats();
+    if (cache_->has_cpu()) {
+      c.cpu = cache_->cpu()->counters();
+      c.cpu_threads = cache_->cpu()->threads();
+    }
+    if (const auto& fault = planner.fault()) {
+      c.fault = fault->message();
+      s->notes.push_back(c.fault);
+    }
+    if (!cache_->stall().empty()) {
+      c.stall = cache_->stall();
+      s->notes.push_back("the processor computes no misses any more: " + c.stall);
+    }
+    if (trace_ && !trace_->error().empty()) s->notes.push_back(trace_->error());
   }
-  if (trace_ && !trace_->error().empty()) all.push_back(trace_->error());
-  return all;
+  const std::lock_guard lock(stats_mutex_);
+  stats_ = std::move(s);
+}
+
+std::shared_ptr<const SessionStats> Session::stats() const {
+  const std::lock_guard lock(stats_mutex_);
+  return stats_;
+}
+
+void Session::between_steps(const std::function<void()>& job) {
+  if (!thread_ || thread_->stopped()) return job();
+  thread_->run(EngineThread::When::kBetweenSteps, job);
 }
 
 void Session::record(const std::string& path) {
@@ -192,17 +249,23 @@ void Session::record(const std::string& path) {
     throw InputError("trace " + path + ": the experts are resident, so that nothing is missed; " +
                      "open the session with experts = \"offload\" to record its routing");
   }
-  if (trace_) throw InputError("trace " + path + ": a recording runs already; stop it first");
-  const cache::CacheShape& c = cache_->shape();
-  trace_ = std::make_unique<cache::TraceWriter>(
-      path, cache::TraceHead{c.layers, c.experts, c.top_k, c.line_bytes, fingerprint(checkpoint_)});
-  cache_->record(trace_.get());
+  between_steps([&] {
+    if (trace_) throw InputError("trace " + path + ": a recording runs already; stop it first");
+    const cache::CacheShape& c = cache_->shape();
+    trace_ = std::make_unique<cache::TraceWriter>(
+        path,
+        cache::TraceHead{c.layers, c.experts, c.top_k, c.line_bytes, fingerprint(checkpoint_)});
+    cache_->record(trace_.get());
+  });
 }
 
 std::uint64_t Session::stop_recording() {
-  if (!trace_) throw InputError("no routing is being recorded");
-  cache_->record(nullptr);
-  const std::unique_ptr<cache::TraceWriter> trace = std::move(trace_);
+  std::unique_ptr<cache::TraceWriter> trace;
+  between_steps([&] {
+    if (!trace_) throw InputError("no routing is being recorded");
+    cache_->record(nullptr);
+    trace = std::move(trace_);
+  });
   trace->flush();
   if (!trace->error().empty()) throw InputError(trace->error());
   return trace->records();
@@ -244,92 +307,6 @@ void Session::open_host() {
   if (options_.memory_limit > 0) host.memory_limit = options_.memory_limit;
   device_ = make_host_device(host);
   device_name_ = "host";
-}
-
-// Runs a call; the first DeviceError poisons the session.
-template <class Call>
-auto Session::guarded(Call&& call) {
-  if (!failure_.empty()) {
-    throw DeviceError(
-        "the session failed before and cannot go on; open a new one. First failure: " + failure_);
-  }
-  try {
-    return call();
-  } catch (const DeviceError& e) {
-    failure_ = e.what();
-    throw;
-  }
-}
-
-void Session::check_cache() {
-  if (cache_) guarded([&] { engine_->check_cache(); });
-}
-
-std::vector<Completion> Session::generate(std::span<const Request> requests,
-                                          const GenerateHooks& hooks) {
-  return guarded([&] { return scheduler_->generate(requests, hooks); });
-}
-
-std::vector<float> Session::logits(std::span<const std::int32_t> ids, std::int32_t chunk) {
-  return guarded([&] {
-    std::vector<float> all;
-    all.reserve(ids.size() * static_cast<std::size_t>(shape().vocab));
-    scheduler_->every_logit(ids, chunk, [&](const std::vector<StepOutput>& rows) {
-      for (const StepOutput& row : rows) {
-        all.insert(all.end(), row.logits, row.logits + shape().vocab);
-      }
-    });
-    return all;
-  });
-}
-
-std::vector<float> Session::score(std::span<const std::int32_t> ids) {
-  return guarded([&] {
-    std::vector<float> scores;
-    scheduler_->every_logit(ids, 0, [&](const std::vector<StepOutput>& rows) {
-      for (const StepOutput& row : rows) {
-        const auto next = static_cast<std::size_t>(row.pos) + 1;
-        if (next >= ids.size()) continue;
-        const float* logits = row.logits;
-        const float top = *std::max_element(logits, logits + shape().vocab);
-        double sum = 0;
-        for (std::int32_t i = 0; i < shape().vocab; ++i) {
-          sum += std::exp(static_cast<double>(logits[i]) - static_cast<double>(top));
-        }
-        scores.push_back(static_cast<float>(static_cast<double>(logits[ids[next]]) -
-                                            static_cast<double>(top) - std::log(sum)));
-      }
-    });
-    return scores;
-  });
-}
-
-std::vector<float> Session::mtp_logits(std::span<const std::int32_t> ids) {
-  if (!engine_->has_mtp()) {
-    throw InputError(
-        "this checkpoint has no MTP head; only checkpoints with mtp.* tensors have MTP logits");
-  }
-  return guarded([&] {
-    std::vector<float> all;
-    scheduler_->every_logit(ids, 0, [&](const std::vector<StepOutput>& rows) {
-      const auto next = static_cast<std::size_t>(rows.back().pos) + 1;
-      const std::vector<float> part = engine_->mtp_step(0, next < ids.size() ? ids[next] : -1);
-      all.insert(all.end(), part.begin(), part.end());
-    });
-    return all;
-  });
-}
-
-std::vector<float> Session::streams(std::span<const std::int32_t> ids) {
-  if (!options_.taps) {
-    throw InputError("streams() needs a session opened with taps = true");
-  }
-  return guarded([&] {
-    std::vector<float> last;
-    scheduler_->every_logit(ids, 0,
-                            [&](const std::vector<StepOutput>&) { last = engine_->taps(); });
-    return last;
-  });
 }
 
 }  // namespace flashnext

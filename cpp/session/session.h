@@ -1,6 +1,7 @@
 // THE SPINE. open() reads like the load: checkpoint, device, weights, engine, scheduler. A Session
-// answers requests until it is closed; all memory is taken in open(). Threads: one call at a time,
-// but cancel() may come from any thread.
+// answers requests until it is closed; all memory is taken in open(). Threads: any thread may call;
+// one thread of the session's own drives the engine (engine_thread.h), and none of the calls that
+// return values of before (stats, notes) waits for it.
 #pragma once
 
 #include "cpp/bank/bank.h"
@@ -11,9 +12,13 @@
 #include "cpp/device/device.h"
 #include "cpp/model/engine.h"
 #include "cpp/sched/scheduler.h"
+#include "cpp/session/engine_thread.h"
+#include "cpp/session/stats.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +41,10 @@ struct SessionOptions {
   // Most rows of a prefill step; 0: 512, or 2048 with experts in host memory, which are streamed
   // once a step.
   std::int32_t chunk = 0;
-  std::int32_t snapshots = 8;      // remembered prefixes
+  std::int32_t snapshots = 16;  // remembered prefixes
+  // Seconds that a request should wait at most between two tokens while prompts of others are read.
+  double token_wait = 0.2;
+  std::vector<std::string> vocabulary;  // bytes of every token, for stop texts of requests
   std::int32_t token_limit = 0;    // ids from here on are never sampled; 0: the whole vocabulary
   std::uint64_t memory_limit = 0;  // bytes; 0: none
   bool taps = false;               // keep the streams after every layer
@@ -63,6 +71,15 @@ struct SessionOptions {
   std::vector<std::string> capabilities;
 };
 
+struct GenerateHooks {
+  // (request, token) -> true to end that request as kCancelled with this token as its last. What it
+  // throws ends the request as kFailed.
+  std::function<bool(std::size_t, std::int32_t)> on_token;
+  std::function<void(std::size_t, std::int32_t done, std::int32_t total)> on_prefill;
+  // Called every few milliseconds; may throw to abandon all requests.
+  std::function<void()> poll;
+};
+
 class Session {
  public:
   // Throws CheckpointError, InputError (options), OutOfMemory (names every part and the sum),
@@ -77,16 +94,21 @@ class Session {
   const ModelShape& shape() const noexcept { return checkpoint_.shape(); }
   const SessionOptions& options() const noexcept { return options_; }
   const std::string& device_name() const noexcept { return device_name_; }
+  const std::string& device_description() const noexcept { return device_description_; }
+  const std::vector<Allocated>& memory() const noexcept { return memory_; }  // all there ever is
   Device& device() noexcept { return *device_; }
+  // The engine and all below it belong to the session's thread: reach them from its jobs, or while
+  // no request runs.
   Engine& engine() noexcept { return *engine_; }
+  Scheduler& scheduler() noexcept { return *scheduler_; }
+  EngineThread& thread() noexcept { return *thread_; }
   cache::ExpertCache* cache() noexcept { return cache_.get(); }  // null: experts are resident
   const Bank* bank() const noexcept { return bank_.get(); }
   const ShareReport* cpu_share() const noexcept { return share_.get(); }
   // Throws LogicError unless the cache's books agree with the device.
   void check_cache();
-  Scheduler& scheduler() noexcept { return *scheduler_; }
   // What is worth knowing: of the load, and what went wrong since without ending the run.
-  std::vector<std::string> notes() const;
+  std::vector<std::string> notes() const { return stats()->notes; }
 
   // Records what experts steps choose into a file, which it replaces, until stop_recording() or the
   // end of the session. A replay gives this session's own counts when the record begins before the
@@ -94,17 +116,28 @@ class Session {
   void record(const std::string& path);
   // Returns the number of records. Throws InputError when none runs or not all could be written.
   std::uint64_t stop_recording();
-  bool recording() const noexcept { return trace_ != nullptr; }
+  bool recording() const { return stats()->cache && stats()->cache->recording; }
   // Writes the profile of expert uses now and not at the end of the session. Returns what went
   // wrong, or nothing, also when there is none to be written.
   std::string save_profile();
 
-  // See Scheduler::generate. After a DeviceError every later call throws it again.
+  // Requests that run together and with those of other calls. Throws InputError (nothing runs
+  // then), and DeviceError when the device has failed: then every later call throws it again.
+  std::shared_ptr<Submission> submit(std::vector<Request> requests) {
+    return thread_->submit(std::move(requests));
+  }
+  // Submits, waits, and calls the hooks on the caller's thread.
   std::vector<Completion> generate(std::span<const Request> requests, const GenerateHooks& hooks);
-  void cancel() noexcept { scheduler_->cancel(); }
+  // Ends what runs as cancelled; from then on only the files may be written (save_profile,
+  // stop_recording). Not from the engine's thread.
+  void stop() { thread_->stop(); }
+  // Requests that are running or queued end with Finish::kCancelled.
+  void cancel() { thread_->cancel_all(); }
+  // As of the last step but a few milliseconds; waits for nothing.
+  std::shared_ptr<const SessionStats> stats() const;
 
   // Logits (tokens, vocab) of every position, computed cold in steps of at most `chunk` rows (0: as
-  // many as fit).
+  // many as fit), beside other requests.
   std::vector<float> logits(std::span<const std::int32_t> ids, std::int32_t chunk = 0);
   // Log-probability of every token but the first, given those before it: (tokens - 1).
   std::vector<float> score(std::span<const std::int32_t> ids);
@@ -122,13 +155,18 @@ class Session {
   void note_cache();
   void open_cuda(int ordinal);
   void open_host();
-  template <class Call>
-  auto guarded(Call&& call);
+  void publish();
+  void between_steps(const std::function<void()>& job);
+  std::vector<float> every_logit(std::span<const std::int32_t> ids, std::int32_t chunk,
+                                 bool scores);
+  void walk(std::span<const std::int32_t> ids,
+            const std::function<void(std::int32_t lane, std::int32_t next)>& visit);
 
   Checkpoint checkpoint_;
   SessionOptions options_;
   std::vector<std::string> notes_;
-  std::string device_name_;
+  std::string device_name_, device_description_;
+  std::vector<Allocated> memory_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<Bank> bank_;
@@ -138,7 +176,9 @@ class Session {
   std::unique_ptr<cache::TraceWriter> trace_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::string failure_;  // the first device error
+  mutable std::mutex stats_mutex_;  // held for the copy of a pointer
+  std::shared_ptr<const SessionStats> stats_;
+  std::unique_ptr<EngineThread> thread_;  // last: it stops first
 };
 
 }  // namespace flashnext

@@ -50,11 +50,6 @@ std::span<const std::int32_t> span_of(const std::optional<Ids>& ids) {
   return {ids->data(), static_cast<std::size_t>(ids->size())};
 }
 
-void poll_signals() {
-  py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 py::dict experts_dict(const std::vector<StepExperts>& steps) {
   py::dict d;
 #define FN_COUNT(field)                                           \
@@ -84,15 +79,13 @@ py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int
   o.new_tokens = new_tokens;
   o.chunk = chunk;
   o.graphs = graphs;
-  o.poll = poll_signals;
   o.feed = span_of(feed);
   o.routing = span_of(routing);
   o.resident_sets = resident_sets;
-  StepProfile profile;
-  const RunTimes times = s.run([&](Session& session) {
-    RunTimes t = measure_run(session, prompt, o, repeats > 0);
-    if (repeats > 0) profile = session.engine().profile(repeats);
-    return t;
+  o.profile = repeats;
+  const RunTimes times = s.run(When::kAlone, [&](Session& session, const Poll& poll) {
+    o.poll = poll;
+    return measure_run(session, prompt, o);
   });
   py::dict d;
   d["chunk_ns"] = times.chunk_ns;
@@ -100,7 +93,7 @@ py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int
   d["tokens"] = times.tokens;
   d["experts"] = experts_dict(times.experts);
   d["streamed_bytes"] = times.streamed_bytes;
-  if (repeats > 0) d["profile"] = profile_dict(profile);
+  if (repeats > 0) d["profile"] = profile_dict(times.profile);
   return d;
 }
 
@@ -125,7 +118,7 @@ Ids routing_of(const cache::Trace& trace) {
 
 py::dict host_bounds(int threads, const std::string& isa) {
   const HostBounds b = [&] {
-    py::gil_scoped_release release;
+    const Outside outside;
     return measure_host_bounds(threads, exl3::isa_named(isa));
   }();
   py::dict d;
@@ -145,7 +138,7 @@ py::dict host_bounds(int threads, const std::string& isa) {
 
 py::dict cuda_bounds(int ordinal) {
   const CudaBounds b = [&] {
-    py::gil_scoped_release release;
+    const Outside outside;
     return measure_cuda_bounds(ordinal);
   }();
   py::dict d;
@@ -193,7 +186,7 @@ void bind_bench(py::module_& m) {
          std::size_t pool_bytes, const py::object& progress, const py::kwargs& options) {
         const SessionOptions o = session_options(options);
         const Progress hook = progress_hook(progress);
-        return std::make_unique<PySession>([&] {
+        return std::make_unique<PySession>([&]() -> std::shared_ptr<Session> {
           const ModelShape shape = synthetic_shape(like, layers);
           return Session::open(Checkpoint::synthetic(shape, {synthetic_seed, pool_bytes}), o, hook);
         });
@@ -205,7 +198,7 @@ void bind_bench(py::module_& m) {
       [](const std::string& folder, const std::string& like, std::int32_t layers,
          std::uint64_t seed, std::size_t pool_bytes, const py::object& progress) {
         const Progress hook = progress_hook(progress);
-        py::gil_scoped_release release;
+        const Outside outside;
         write_synthetic(folder, synthetic_shape(like, layers), {seed, pool_bytes}, hook);
       },
       py::arg("folder"), py::arg("like"), py::arg("layers") = 0, py::kw_only(), py::arg("seed") = 1,
@@ -225,13 +218,15 @@ void bind_bench(py::module_& m) {
       "warm_cache",
       [](PySession& s, const Ids& routing) {
         const std::span<const std::int32_t> ids = span_of(routing);
-        s.run([&](Session& session) { warm_cache(session, ids, poll_signals); });
+        s.run(When::kAlone,
+              [&](Session& session, const Poll& poll) { warm_cache(session, ids, poll); });
       },
       py::arg("session"), py::arg("routing"));
   m.def(
       "force_routing",
       [](PySession& s, const std::vector<std::int32_t>& ids, std::int32_t rows) {
-        s.run([&](Session& session) { session.engine().force_routing(ids, rows); });
+        s.run(When::kBetweenSteps,
+              [&](Session& session, const Poll&) { session.engine().force_routing(ids, rows); });
       },
       py::arg("session"), py::arg("ids"), py::arg("rows") = 1);
   m.def("host_bounds", &host_bounds, py::arg("threads") = 0, py::arg("isa") = "auto");

@@ -1,4 +1,4 @@
-// What the cache of experts did, as dictionaries.
+// What a session counted, as dictionaries.
 #include "cpp/session/offload.h"
 #include "python/bind/py_session.h"
 
@@ -22,33 +22,31 @@ py::dict layer_dict(const cache::LayerStats& s) {
 
 }  // namespace
 
-py::dict cache_stats(Session& session) {
-  cache::ExpertCache& cache = *session.cache();
+py::dict cache_dict(const Session& session, const CacheStats& cache) {
   py::dict d;
   py::list layers;
-  for (const cache::LayerStats& s : cache.stats()) layers.append(layer_dict(s));
-  const cache::CacheTotals totals = cache.totals();
-  const cache::LayerStats& sum = totals.sum;
-  d["lines"] = cache.shape().lines;
-  d["experts"] = cache.shape().experts;
-  d["line_bytes"] = cache.shape().line_bytes;
-  d["staging_lines"] = cache.staging_lines();
+  for (const cache::LayerStats& s : cache.layers) layers.append(layer_dict(s));
+  const cache::LayerStats& sum = cache.totals.sum;
+  d["lines"] = cache.shape.lines;
+  d["experts"] = cache.shape.experts;
+  d["line_bytes"] = cache.shape.line_bytes;
+  d["staging_lines"] = cache.staging_lines;
   d["sum"] = layer_dict(sum);
   const std::uint64_t wanted = sum.hits + sum.fetched + sum.on_cpu;
   d["hit_rate"] = wanted == 0 ? 0.0 : static_cast<double>(sum.hits) / static_cast<double>(wanted);
-  d["fetched_bytes"] = totals.fetched_bytes;
-  d["promoted_bytes"] = totals.promoted_bytes;
-  d["cpu_bytes"] = totals.cpu_bytes;
-  d["streamed_bytes"] = totals.streamed_bytes;
-  d["recording"] = session.recording();
+  d["fetched_bytes"] = cache.totals.fetched_bytes;
+  d["promoted_bytes"] = cache.totals.promoted_bytes;
+  d["cpu_bytes"] = cache.totals.cpu_bytes;
+  d["streamed_bytes"] = cache.totals.streamed_bytes;
+  d["recording"] = cache.recording;
   d["layers"] = layers;
-  d["policy"] = cache.planner().policy_name();
-  d["plans"] = cache.planner().plans();
-  d["plan_seconds"] = cache.planner().plan_seconds();
-  d["fault"] = cache.planner().fault() ? cache.planner().fault()->message() : std::string();
-  d["stall"] = cache.stall();
-  if (const cache::ExpertStream* stream = session.engine().stream()) {
-    const cache::ExpertStream::Stats& s = stream->stats();
+  d["policy"] = cache.policy;
+  d["plans"] = cache.plans;
+  d["plan_seconds"] = cache.plan_seconds;
+  d["fault"] = cache.fault;
+  d["stall"] = cache.stall;
+  if (cache.stream) {
+    const cache::ExpertStream::Stats& s = *cache.stream;
     py::dict p;
     p["layers"] = s.layers;
     p["passes"] = s.passes;
@@ -58,17 +56,16 @@ py::dict cache_stats(Session& session) {
     p["ahead_unused"] = s.ahead_unused;
     d["prompts"] = p;
   }
-  if (cache.has_cpu()) {
-    const cache::CpuCounters c = cache.cpu()->counters();
+  if (cache.cpu) {
     py::dict p;
-    p["threads"] = cache.cpu()->threads();
-    p["postings"] = c.postings;
-    p["experts"] = c.experts;
-    p["bytes"] = c.bytes;
-    p["busy_ns"] = c.busy_ns;
+    p["threads"] = cache.cpu_threads;
+    p["postings"] = cache.cpu->postings;
+    p["experts"] = cache.cpu->experts;
+    p["bytes"] = cache.cpu->bytes;
+    p["busy_ns"] = cache.cpu->busy_ns;
     d["cpu"] = p;
   }
-  d["cpu_of"] = std::vector<std::int32_t>(cache.cpu_of().begin(), cache.cpu_of().end());
+  d["cpu_of"] = cache.cpu_of;
   if (const ShareReport* share = session.cpu_share()) {
     py::list trials;
     for (const cache::ShareTrial& t : share->trials) {
@@ -86,6 +83,45 @@ py::dict cache_stats(Session& session) {
   b["fill_seconds"] = bank.fill_seconds;
   b["pin_seconds"] = bank.pin_seconds;
   d["bank"] = b;
+  return d;
+}
+
+py::dict stats_dict(const Session& session) {
+  const std::shared_ptr<const SessionStats> stats = session.stats();
+  const Engine::Counters& e = stats->engine;
+  const Scheduler::Counters& c = stats->scheduler;
+  py::dict d;
+  d["steps"] = e.steps;
+  d["rows"] = e.rows;
+  d["rewinds"] = e.rewinds;
+  d["snapshots"] = e.snapshots;
+  d["restores"] = e.restores;
+  d["graphs"] = e.graphs;
+  d["ops_per_step"] = e.ops_per_token;
+  d["requests"] = c.requests;
+  d["queued"] = c.queued;
+  d["reading"] = c.reading;
+  d["decoding"] = c.decoding;
+  d["cancelled"] = c.cancelled;
+  d["failed"] = c.failed;
+  d["preempted"] = c.preempted;
+  d["prompt_tokens"] = c.prompt_tokens;
+  d["reused_tokens"] = c.reused_tokens;
+  d["decode_tokens"] = c.new_tokens;
+  d["prefill_seconds"] = c.prefill_seconds;
+  d["decode_seconds"] = c.decode_seconds;
+  d["longest_wait"] = c.longest_wait;
+  d["remembered_prefixes"] = stats->prefixes;
+  d["pages"] = stats->pages;
+  d["pages_free"] = stats->pages_free;
+  py::dict memory;
+  for (const Allocated& a : session.memory()) {
+    const auto key = py::str(std::string(to_string(a.space)) + ": " + a.what);
+    memory[key] = (memory.contains(key) ? memory[key].cast<std::uint64_t>() : 0) + a.bytes;
+  }
+  d["memory"] = memory;
+  d["device"] = session.device_description();
+  if (stats->cache) d["cache"] = cache_dict(session, *stats->cache);
   return d;
 }
 

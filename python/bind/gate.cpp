@@ -29,10 +29,6 @@ py::dict result_dict(const gate::GateResult& r) {
 gate::GateOptions options_for(const std::string& gate, const py::object& on_result) {
   gate::GateOptions o;
   o.gate = gate;
-  o.poll = [] {
-    py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  };
   if (!on_result.is_none()) {
     o.on_result = [&on_result](const gate::GateResult& r) {
       py::gil_scoped_acquire gil;
@@ -87,9 +83,14 @@ void bind_gate(py::module_& m) {
   m.def(
       "run_op_gates",
       [](const std::string& device, const std::string& gate, const py::object& on_result) {
-        const gate::GateOptions options = options_for(gate, on_result);
+        gate::GateOptions options = options_for(gate, on_result);
+        options.poll = [] {
+          refuse_if_ending();
+          py::gil_scoped_acquire gil;
+          if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+        };
         const auto results = [&] {
-          py::gil_scoped_release release;
+          const Outside outside;
           const Pair pair = devices_for(device);
           return gate::run_op_gates(*pair.oracle, *pair.device, options);
         }();
@@ -99,9 +100,11 @@ void bind_gate(py::module_& m) {
   m.def(
       "run_engine_gates",
       [](PySession& session, const std::string& gate, const py::object& on_result) {
-        const gate::GateOptions options = options_for(gate, on_result);
-        return result_list(
-            session.run([&](Session& s) { return gate::run_engine_gates(s, options); }));
+        gate::GateOptions options = options_for(gate, on_result);
+        return result_list(session.run(When::kAlone, [&](Session& s, const Poll& poll) {
+          options.poll = poll;
+          return gate::run_engine_gates(s, options);
+        }));
       },
       py::arg("session"), py::kw_only(), py::arg("gate") = "", py::arg("on_result") = py::none());
 }

@@ -143,6 +143,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("build_info", &build_info);
   m.def("devices", &devices);
   bind_session(m);
+  bind_submission(m);
   bind_inspect(m);
   bind_oracles(m);
   bind_bench(m);

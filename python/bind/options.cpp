@@ -33,6 +33,10 @@ SessionOptions session_options(const py::kwargs& given) {
       policy = py::reinterpret_borrow<py::object>(value);
       continue;
     }
+    if (name == "vocabulary") {
+      for (const py::handle& token : value) o.vocabulary.push_back(token.cast<py::bytes>());
+      continue;
+    }
     if (name == "prefix_snapshots") {
       take(o.snapshots, name, value);
       continue;
@@ -51,6 +55,7 @@ SessionOptions session_options(const py::kwargs& given) {
     FN_OPTION(isa)
     FN_OPTION(graphs)
     FN_OPTION(chunk)
+    FN_OPTION(token_wait)
     FN_OPTION(memory_limit)
     FN_OPTION(token_limit)
     FN_OPTION(taps)

@@ -5,7 +5,7 @@
 #include "cpp/device/plan_device.h"
 #include "cpp/model/state.h"
 #include "cpp/session/memory_plan.h"
-#include "python/bind/bind.h"
+#include "python/bind/outside.h"
 #include "python/bind/py_session.h"
 
 namespace flashnext::bind {
@@ -124,7 +124,7 @@ py::dict plan(const std::string& path, std::uint64_t vram, std::uint64_t ram, st
   std::optional<Checkpoint> checkpoint;
   MemoryPlan planned;
   {
-    py::gil_scoped_release release;
+    const Outside outside;
     checkpoint.emplace(open_checkpoint(path, hook));
     o.window = resolve_window(checkpoint->shape(), window);
     // Without CUDA in this build the host device's sizes stand in for the card's.

@@ -2,86 +2,173 @@
 #include "python/bind/options.h"
 #include "python/bind/py_session.h"
 
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <thread>
+
 namespace flashnext::bind {
 
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(50);  // between two looks for Ctrl-C
+constexpr auto kLongestGoodbye = std::chrono::seconds(20);
+
+std::atomic<bool> is_ending{false};
+
+// Every session that may be open. Guarded by its own lock, since sessions go on any thread.
+struct Registry {
+  std::mutex mutex;
+  std::vector<PySession*> sessions;
+};
+Registry& registry() {
+  static Registry* all = new Registry;  // outlives every static
+  return *all;
+}
+
+}  // namespace
+
+bool ending() noexcept { return is_ending.load(); }
+
+void refuse_if_ending() {
+  if (ending()) throw InputError("the interpreter is ending: no session can be used any more");
+}
+
+std::atomic<int>& Outside::count() noexcept {
+  static std::atomic<int> threads{0};
+  return threads;
+}
+
+void shutdown() {
+  is_ending.store(true);
+  const py::gil_scoped_release release;
+  const auto until = std::chrono::steady_clock::now() + kLongestGoodbye;
+  {
+    // A session whose object goes meanwhile waits for this lock, outside of the GIL.
+    const std::lock_guard lock(registry().mutex);
+    for (PySession* s : registry().sessions) s->close_outside();
+  }
+  while (Outside::count() > 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 Progress progress_hook(const py::object& callback) {
-  if (callback.is_none()) return {};
+  if (callback.is_none()) {
+    return [](std::string_view, std::uint64_t, std::uint64_t) { refuse_if_ending(); };
+  }
   return [callback](std::string_view stage, std::uint64_t done, std::uint64_t total) {
+    refuse_if_ending();
     py::gil_scoped_acquire gil;
     callback(std::string(stage), done, total);
   };
 }
 
-py::list PySession::generate(const std::vector<std::vector<std::int32_t>>& prompts,
-                             std::int32_t max_new_tokens, const SampleParams& sampling,
-                             const std::vector<std::int32_t>& stop_ids, const py::object& on_token,
-                             const py::object& on_prefill) {
-  std::vector<Request> requests;
-  for (const auto& prompt : prompts)
-    requests.push_back({prompt, max_new_tokens, sampling, stop_ids});
-  GenerateHooks hooks;
-  hooks.poll = [] {
-    py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  };
-  if (!on_token.is_none()) {
-    hooks.on_token = [&on_token](std::size_t request, std::int32_t token) {
-      py::gil_scoped_acquire gil;
-      return on_token(request, token).template cast<bool>();
-    };
-  }
-  if (!on_prefill.is_none()) {
-    hooks.on_prefill = [&on_prefill](std::size_t request, std::int32_t done, std::int32_t total) {
-      py::gil_scoped_acquire gil;
-      on_prefill(request, done, total);
-    };
-  }
-  const std::vector<Completion> done = run([&](Session& s) { return s.generate(requests, hooks); });
-  py::list out;
-  for (const Completion& c : done) {
-    py::dict d;
-    d["tokens"] = c.tokens;
-    d["finish"] = to_string(c.finish);
-    d["prompt_tokens"] = c.prompt_tokens;
-    d["reused_tokens"] = c.reused_tokens;
-    d["prefill_seconds"] = c.prefill_seconds;
-    d["decode_seconds"] = c.decode_seconds;
-    out.append(d);
-  }
-  return out;
+PySession::PySession(const std::function<std::shared_ptr<Session>()>& open) {
+  refuse_if_ending();
+  const Outside outside;
+  session_ = open();
+  const std::lock_guard lock(registry().mutex);
+  registry().sessions.push_back(this);
 }
 
-py::dict PySession::stats() {
-  const std::lock_guard lock(mutex_);
-  Session& s = session();
-  py::dict d;
-  const Engine::Counters& e = s.engine().counters();
-  const Scheduler::Counters& c = s.scheduler().counters();
-  d["steps"] = e.steps;
-  d["rows"] = e.rows;
-  d["rewinds"] = e.rewinds;
-  d["snapshots"] = e.snapshots;
-  d["restores"] = e.restores;
-  d["graphs"] = e.graphs;
-  d["ops_per_step"] = e.ops_per_token;
-  d["requests"] = c.requests;
-  d["prompt_tokens"] = c.prompt_tokens;
-  d["reused_tokens"] = c.reused_tokens;
-  d["decode_tokens"] = c.new_tokens;
-  d["prefill_seconds"] = c.prefill_seconds;
-  d["decode_seconds"] = c.decode_seconds;
-  d["remembered_prefixes"] = s.scheduler().prefixes().size();
-  d["pages"] = s.engine().state().num_pages();
-  d["pages_free"] = s.engine().state().free_pages();
-  py::dict memory;
-  for (const Allocated& a : s.device().allocations()) {
-    const auto key = py::str(std::string(to_string(a.space)) + ": " + a.what);
-    memory[key] = (memory.contains(key) ? memory[key].cast<std::uint64_t>() : 0) + a.bytes;
+PySession::~PySession() {
+  const Outside outside;
+  {
+    const std::lock_guard lock(registry().mutex);
+    std::erase(registry().sessions, this);
   }
-  d["memory"] = memory;
-  d["device"] = s.device().description();
-  if (s.cache() != nullptr) d["cache"] = cache_stats(s);
-  return d;
+  close_outside();
+}
+
+std::shared_ptr<Session> PySession::session() const {
+  refuse_if_ending();
+  const std::lock_guard lock(mutex_);  // held for the copy of a pointer alone
+  if (!session_) throw InputError("the session is closed; open a new one");
+  return session_;
+}
+
+void PySession::run_job(When when, const std::function<void(Session&, const Poll&)>& job) {
+  const std::shared_ptr<Session> s = session();
+  if (s->thread().is_this_thread()) {
+    throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
+  }
+  std::atomic<bool> interrupted{false};
+  const Poll poll = [&interrupted] {
+    if (interrupted.load() || ending()) throw InputError("the run was interrupted");
+  };
+  std::future<void> done;
+  {
+    const Outside outside;
+    done = s->thread().post(when, [&] {
+      poll();
+      job(*s, poll);
+    });
+  }
+  // From here on the job may read what lies on this stack: it is waited for whatever happens.
+  bool raised = false;
+  while (true) {
+    bool ready;
+    {
+      const Outside outside;
+      ready = done.wait_for(kSlice) == std::future_status::ready;
+    }
+    if (ready) break;
+    if (!raised && PyErr_CheckSignals() != 0) {
+      raised = true;
+      interrupted.store(true);
+      py::error_scope keep;  // the exception waits for the job
+      const Outside outside;
+      done.wait();
+    }
+  }
+  if (raised) throw py::error_already_set();
+  try {
+    done.get();
+  } catch (const std::future_error&) {
+    throw InputError("the session was closed");
+  }
+}
+
+void PySession::cancel() {
+  std::shared_ptr<Session> s;
+  {
+    const std::lock_guard lock(mutex_);
+    s = session_;
+  }
+  const Outside outside;
+  if (s) s->cancel();
+  s.reset();
+}
+
+std::string PySession::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (session_ && session_->thread().is_this_thread()) {
+      throw InputError("a policy cannot close the session that asks it");
+    }
+  }
+  const Outside outside;
+  return close_outside();
+}
+
+std::string PySession::close_outside() {
+  std::shared_ptr<Session> s;
+  {
+    const std::lock_guard lock(mutex_);
+    s.swap(session_);
+  }
+  if (!s) return {};
+  s->stop();
+  std::string problem = s->save_profile();
+  try {
+    if (s->recording()) s->stop_recording();
+  } catch (const InputError& e) {
+    problem += (problem.empty() ? "" : "; ") + std::string(e.what());
+  }
+  // Calls of other threads that were under way end at once, now that the engine's thread has.
+  while (s.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return problem;
 }
 
 namespace {
@@ -91,6 +178,7 @@ using Ids = std::vector<std::int32_t>;
 }  // namespace
 
 void bind_session(py::module_& m) {
+  m.def("shutdown", &shutdown);
   py::class_<PySession>(m, "Session")
       .def(py::init(
                [](const std::string& path, const py::object& progress, const py::kwargs& options) {
@@ -99,58 +187,61 @@ void bind_session(py::module_& m) {
                  return std::make_unique<PySession>([&] { return Session::open(path, o, hook); });
                }),
            py::arg("path"), py::kw_only(), py::arg("progress") = py::none())
-      .def_property_readonly("shape", [](PySession& s) { return shape_dict(s.session().shape()); })
-      .def_property_readonly("window", [](PySession& s) { return s.session().options().window; })
-      .def_property_readonly("lanes", [](PySession& s) { return s.session().options().lanes; })
-      .def_property_readonly("device", [](PySession& s) { return s.session().device_name(); })
-      .def_property_readonly("notes", [](PySession& s) { return s.session().notes(); })
-      .def(
-          "generate",
-          [](PySession& s, const std::vector<Ids>& prompts, std::int32_t max_new_tokens,
-             float temperature, float top_p, std::int32_t top_k, float min_p, std::uint64_t seed,
-             const Ids& stop_ids, const py::object& on_token, const py::object& on_prefill) {
-            SampleParams p{};
-            p.seed = seed;
-            p.temperature = temperature;
-            p.top_p = top_p;
-            p.min_p = min_p;
-            p.top_k = top_k;
-            return s.generate(prompts, max_new_tokens, p, stop_ids, on_token, on_prefill);
-          },
-          py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens") = 256,
-          py::arg("temperature") = 0.0f, py::arg("top_p") = 1.0f, py::arg("top_k") = 0,
-          py::arg("min_p") = 0.0f, py::arg("seed") = 0, py::arg("stop_ids") = Ids{},
-          py::arg("on_token") = py::none(), py::arg("on_prefill") = py::none())
+      .def_property_readonly("shape",
+                             [](const PySession& s) { return shape_dict(s.session()->shape()); })
+      .def_property_readonly("window",
+                             [](const PySession& s) { return s.session()->options().window; })
+      .def_property_readonly("lanes",
+                             [](const PySession& s) { return s.session()->options().lanes; })
+      .def_property_readonly("device",
+                             [](const PySession& s) { return s.session()->device_name(); })
+      .def_property_readonly("notes", [](const PySession& s) { return s.session()->notes(); })
+      .def("submit", &PySession::submit, py::arg("requests"))
       .def("cancel", &PySession::cancel)
       .def(
           "logits",
           [](PySession& s, const Ids& ids, std::int32_t chunk) {
-            const auto v = s.run([&](Session& c) { return c.logits(ids, chunk); });
-            return matrix(v, s.session().shape().vocab);
+            return matrix(s.every_logit(ids, chunk, false), s.session()->shape().vocab);
           },
           py::arg("ids"), py::arg("chunk") = 0)
       .def("score",
            [](PySession& s, const Ids& ids) {
-             const auto v = s.run([&](Session& c) { return c.score(ids); });
+             const std::vector<float> v = s.every_logit(ids, 0, true);
              return py::array_t<float>(static_cast<py::ssize_t>(v.size()), v.data());
            })
       .def("mtp_logits",
            [](PySession& s, const Ids& ids) {
-             const auto v = s.run([&](Session& c) { return c.mtp_logits(ids); });
-             return matrix(v, s.session().shape().vocab);
+             const std::shared_ptr<Session> session = s.session();
+             std::vector<float> v = [&] {
+               const Outside outside;
+               return session->mtp_logits(ids);
+             }();
+             return matrix(std::move(v), session->shape().vocab);
            })
       .def("streams",
            [](PySession& s, const Ids& ids) {
-             const auto v = s.run([&](Session& c) { return c.streams(ids); });
-             return matrix(v, s.session().shape().stack());
+             const std::shared_ptr<Session> session = s.session();
+             std::vector<float> v = [&] {
+               const Outside outside;
+               return session->streams(ids);
+             }();
+             return matrix(std::move(v), session->shape().stack());
            })
-      .def("stats", &PySession::stats)
+      .def("stats", [](const PySession& s) { return stats_dict(*s.session()); })
       .def(
           "record",
-          [](PySession& s, const std::string& path) { s.run([&](Session& c) { c.record(path); }); },
+          [](PySession& s, const std::string& path) {
+            const std::shared_ptr<Session> session = s.session();
+            const Outside outside;
+            session->record(path);
+          },
           py::arg("path"))
       .def("stop_recording",
-           [](PySession& s) { return s.run([](Session& c) { return c.stop_recording(); }); })
+           [](PySession& s) {
+             const std::shared_ptr<Session> session = s.session();
+             const Outside outside;
+             return session->stop_recording();
+           })
       .def("close", &PySession::close);
 }
 

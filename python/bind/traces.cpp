@@ -4,6 +4,7 @@
 #include "cpp/cache/replay.h"
 #include "cpp/cache/synthetic_trace.h"
 #include "cpp/cache/trace.h"
+#include "python/bind/outside.h"
 #include "python/bind/policy.h"
 
 #include <algorithm>
@@ -102,7 +103,7 @@ py::dict replay(const Trace& t, std::int32_t lines, const py::object& policy, st
   if (profile) o.profile.assign(profile->data(), profile->data() + profile->size());
   cache::ReplayResult result;
   {
-    const py::gil_scoped_release release;
+    const Outside outside;
     result = cache::replay(t, cache::shape_of(t.head, lines), plans, o);
   }
   return result_dict(result);
@@ -120,7 +121,7 @@ py::tuple synthetic(std::int32_t layers, std::int32_t experts, std::int32_t top_
   o.recency = recency;
   o.window = window;
   o.seed = seed;
-  const py::gil_scoped_release release;
+  const Outside outside;
   cache::TunedTrace t{{}, recency, 0};
   if (lines > 0) {
     t = cache::tuned_trace(o, lines, hit_rate);

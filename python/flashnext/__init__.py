@@ -7,6 +7,9 @@ Example:
     20 - 6 = 14.
 """
 
+import atexit as _atexit
+
+from flashnext import _core
 from flashnext._core import build_info, devices, inspect
 from flashnext.errors import (
     CheckpointError,
@@ -15,8 +18,10 @@ from flashnext.errors import (
     InputError,
     LogicError,
     OutOfMemory,
+    RequestFailed,
 )
 from flashnext.generation import Generation, Timings
+from flashnext.handle import Handle
 from flashnext.paths import demo_path
 from flashnext.policy import CacheShape, Counters, PlanOutput, Policy
 from flashnext.session import Session
@@ -25,6 +30,9 @@ from flashnext.traces import Replay, Trace
 
 __version__ = "0.1.0"
 
+# Threads that wait for the engine must be back before the interpreter goes.
+_atexit.register(_core.shutdown)
+
 __all__ = [
     "CacheShape",
     "CheckpointError",
@@ -32,12 +40,14 @@ __all__ = [
     "DeviceError",
     "Error",
     "Generation",
+    "Handle",
     "InputError",
     "LogicError",
     "OutOfMemory",
     "PlanOutput",
     "Policy",
     "Replay",
+    "RequestFailed",
     "Session",
     "Stream",
     "Timings",

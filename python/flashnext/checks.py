@@ -65,6 +65,14 @@ def real(name: str, value: Any, expected: str) -> float:
     return number
 
 
+def seconds(name: str, value: Any) -> float:
+    """Returns ``value`` if it is a time above 0."""
+    number = real(name, value, "seconds, more than 0")
+    if number <= 0:
+        raise InputError(f"{name} is {number}, expected seconds, more than 0")
+    return number
+
+
 def word(name: str, value: Any) -> str:
     """Returns ``value`` if it is a text."""
     if not isinstance(value, str):
@@ -133,26 +141,25 @@ def token_ids(ids: Any, vocab: int, name: str = "token ids") -> list[int]:
     return checked
 
 
-def window_room(prompts: Sequence[Sequence[int]], max_new_tokens: Any, window: int) -> int:
-    """Returns how many tokens may be generated after each prompt.
+def window_room(prompt: int, max_new_tokens: Any, window: int) -> int:
+    """Returns how many tokens may be generated after a prompt of so many tokens.
 
     Without ``max_new_tokens`` it is 256, or less where the window has less room.
 
     Raises:
         InputError: prompt and answer do not fit into the window together.
     """
-    longest = max(len(prompt) for prompt in prompts)
     if max_new_tokens is None:
-        room = min(DEFAULT_NEW_TOKENS, window - longest)
+        room = min(DEFAULT_NEW_TOKENS, window - prompt)
         if room >= 1:
             return room
         wanted = 1
     else:
         wanted = whole("max_new_tokens", max_new_tokens, 1)
-    if longest + wanted > window:
+    if prompt + wanted > window:
         raise InputError(
-            f"the prompt has {longest} tokens and max_new_tokens is {wanted}: together "
-            f"{longest + wanted}, more than the window of {window}; shorten the prompt, lower "
+            f"the prompt has {prompt} tokens and max_new_tokens is {wanted}: together "
+            f"{prompt + wanted}, more than the window of {window}; shorten the prompt, lower "
             "max_new_tokens, or open the session with a larger window"
         )
     return wanted

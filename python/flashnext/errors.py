@@ -7,6 +7,8 @@ Every exception of the package derives from :class:`Error`:
 * :class:`OutOfMemory` (also a ``MemoryError``): ``space`` and ``bytes`` say what ran out.
 * :class:`DeviceError` (also a ``RuntimeError``): the device failed; open a new session.
 * :class:`LogicError` (also a ``RuntimeError``): a bug of the engine; report it.
+
+:class:`RequestFailed` is none of these: one request ended without an answer, and all else goes on.
 """
 
 from flashnext._core import (
@@ -18,6 +20,11 @@ from flashnext._core import (
     OutOfMemory,
 )
 
+
+class RequestFailed(Error, RuntimeError):
+    """One request failed, e.g. its logits were no numbers; the session and other requests go on."""
+
+
 __all__ = [
     "CheckpointError",
     "DeviceError",
@@ -25,4 +32,5 @@ __all__ = [
     "InputError",
     "LogicError",
     "OutOfMemory",
+    "RequestFailed",
 ]

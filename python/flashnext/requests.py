@@ -1,4 +1,4 @@
-"""Running requests on the engine: token callbacks to text, counters to results."""
+"""From updates of the engine to answers: one request, and several that were submitted together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from flashnext import _core, checks
+from flashnext import _core
 from flashnext.generation import FinishReason, Generation, make_timings
 from flashnext.text import TextStream
 from flashnext.tokenizer import Tokenizer
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 OnToken = Callable[[int | None, str], object]
 OnRequestToken = Callable[[int, int | None, str], object]
 OnPrefill = Callable[[int, int], object]
-OnRequestPrefill = Callable[[int, int, int], None]
+
+PREFILL, TOKEN, END = range(3)  # kinds of _core.Submission.updates
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -42,80 +43,88 @@ class GenerateOptions(TypedDict, total=False):
     template_arguments: Mapping[str, Any] | None
 
 
-class _Answer:
-    """One request while it runs."""
+class Answer:
+    """One request while it runs: its tokens become text."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.text = TextStream(stops)
-        self.first_token: float | None = None  # seconds from the call
-        self.ended: FinishReason | None = None  # ended by this side, not by the engine
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._text = TextStream(stops)
+        self._start = time.perf_counter()
+        self._first_token: float | None = None
+        self._count = 0
+        self.ended: FinishReason | None = None  # by this side: later tokens do not count
+        self.error: str | None = None
+
+    def token(self, token: int) -> str:
+        """Takes the next token; returns the text that is now certain (maybe empty)."""
+        if self._first_token is None:
+            self._first_token = time.perf_counter() - self._start
+        self._count += 1
+        return self._text.feed(self._tokenizer.token_bytes(token))
+
+    def finish(self) -> str:
+        """Ends the text; returns the rest of it."""
+        return self._text.finish()
+
+    def generation(self, fields: Mapping[str, Any]) -> Generation:
+        """The result, from what the engine says of the request's end."""
+        finish = self.ended or fields["finish"]
+        return Generation(
+            text=self._text.text,
+            tokens=list(fields["tokens"][: self._count]),
+            finish_reason=finish,
+            prompt_tokens=fields["prompt_tokens"],
+            reused_tokens=fields["reused_tokens"],
+            timings=make_timings(fields, self._first_token),
+            error=self.error or fields["reason"] or None,
+        )
 
 
-def run_requests(
+def run_batch(
     core: _core.Session,
     tokenizer: Tokenizer,
-    stop_ids: list[int],
-    prompts: list[list[int]],
-    limit: int,
-    sampling: checks.Sampling,
-    each: OnRequestToken | None,
-    prefill: OnRequestPrefill | None,
+    requests: list[dict[str, Any]],
+    stops: Sequence[str],
+    on_token: OnRequestToken | None,
 ) -> list[Generation]:
-    """Runs the requests together and returns their answers in order.
+    """Runs requests together and returns their answers in order.
 
     Args:
         core: the engine's session.
         tokenizer: gives the bytes of tokens.
-        stop_ids: ids that end an answer.
-        prompts: token ids of each request.
-        limit: most new tokens of each request.
-        sampling: checked options.
-        each: called as ``each(request, token, piece)``; True cancels the request.
-        prefill: called as ``prefill(request, done, total)``.
+        requests: fields of each, as ``_core.Session.submit`` takes them.
+        stops: texts that end an answer.
+        on_token: called as ``on_token(request, token, piece)``; a true value cancels the request,
+            and what it raises makes it fail.
     """
-    start = time.perf_counter()
-    answers = [_Answer(sampling.stop) for _ in prompts]
+    answers = [Answer(tokenizer, stops) for _ in requests]
+    submission = core.submit(requests)
 
-    def on_token(request: int, token: int) -> bool:
+    def tell(request: int, token: int | None, piece: str) -> None:
         answer = answers[request]
-        if answer.first_token is None:
-            answer.first_token = time.perf_counter() - start
-        piece = answer.text.feed(tokenizer.token_bytes(token))
-        if answer.text.stopped:
-            answer.ended = "stop"
-        # An exception goes through the engine, which ends the other requests too.
-        if each is not None and each(request, token, piece) is True and answer.ended is None:
-            answer.ended = "cancelled"
-        return answer.ended is not None
+        if on_token is None or answer.ended is not None:
+            return
+        try:
+            if on_token(request, token, piece):
+                answer.ended = "cancelled"
+        except Exception as error:
+            answer.ended = "failed"
+            answer.error = f"on_token raised {type(error).__name__}: {error}"
+        if answer.ended is not None:
+            submission.cancel(request)
 
-    raw = core.generate(
-        prompts,
-        max_new_tokens=limit,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        stop_ids=stop_ids,
-        on_token=on_token,
-        on_prefill=prefill,
-    )
-    results = []
-    for request, (answer, fields) in enumerate(zip(answers, raw, strict=True)):
-        tail = answer.text.finish()
-        if tail and each is not None:
-            each(request, None, tail)
-        finish = fields["finish"]
-        if finish == "stop_callback":
-            finish = answer.ended
-        results.append(
-            Generation(
-                text=answer.text.text,
-                tokens=list(fields["tokens"]),
-                finish_reason=finish,
-                prompt_tokens=fields["prompt_tokens"],
-                reused_tokens=fields["reused_tokens"],
-                timings=make_timings(fields, answer.first_token, fields["finish"] == "stop"),
-            )
-        )
-    return results
+    running = len(requests)
+    try:
+        while running:
+            for request, kind, value, _ in submission.updates():
+                answer = answers[request]
+                if kind == TOKEN and answer.ended is None:
+                    tell(request, value, answer.token(value))
+                elif kind == END:
+                    running -= 1
+                    if tail := answer.finish():
+                        tell(request, None, tail)
+    except BaseException:  # Ctrl-C: nobody will read the answers
+        submission.cancel()
+        raise
+    return [answer.generation(submission.completion(i)) for i, answer in enumerate(answers)]

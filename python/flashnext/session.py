@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -21,16 +19,19 @@ import numpy.typing as npt
 from flashnext import _core, checks, evidence, options
 from flashnext.errors import CheckpointError, InputError
 from flashnext.generation import Generation
+from flashnext.handle import Handle
+from flashnext.marks import TurnMarks
 from flashnext.paths import checkpoint_folder
 from flashnext.policy import Policy
 from flashnext.requests import (
+    Answer,
     GenerateOptions,
     OnPrefill,
     OnRequestToken,
     OnToken,
-    run_requests,
+    run_batch,
 )
-from flashnext.stream import Put, Stream
+from flashnext.stream import Stream
 from flashnext.template import ChatTemplate, Message, check_messages
 from flashnext.tokenizer import Tokenizer, stop_ids
 
@@ -47,13 +48,17 @@ class Session:
     The logits at a position depend on the token ids before it and on nothing else: not on threads,
     lanes, chunk size, reused prefixes or other requests. So the same call gives the same answer.
 
+    Any number of threads may call at once: requests come and go while others run, up to ``lanes`` of
+    them at a time, and the rest wait for a lane. ``submit`` is for scripts that do other things
+    meanwhile, and for coroutines.
+
     Args:
         path: checkpoint folder (``config.json``, ``*.safetensors``, ``tokenizer.json``).
         device: ``auto`` (a supported GPU if there is one, else the host; ``notes`` says what was
             taken), ``host``, ``cuda`` or ``cuda:N``.
         window: most tokens of one sequence, prompt and answer together. None: the smaller of
             32768 and the model's limit.
-        lanes: how many requests of ``generate_batch`` run together.
+        lanes: how many requests run together; others wait.
         threads: CPU threads; 0: as many as the process may use.
         levels: activation levels of the integer linears, 32258 or 127.
         seed: seed of sampling where a request gives none, and of the host device's order of work
@@ -62,6 +67,9 @@ class Session:
         graphs: replay captured graphs of the steps (the bits are the same without).
         chunk: prompt tokens a step; 0: 512, or 2,048 with experts in host memory, which are
             streamed once a step.
+        token_wait: seconds that a request should wait at most for its next token while prompts of
+            others are read beside it: parts of prompts are sized for it. With experts in host memory
+            a part reads most of them over the link, which may take longer.
         prefix_snapshots: how many states are kept for prefix reuse.
         memory_limit: most bytes that may be allocated on the device; 0: all that it has free. On
             the host device it is a limit on everything but the experts in host memory.
@@ -129,7 +137,8 @@ class Session:
         isa: str = "auto",
         graphs: bool = True,
         chunk: int = 0,
-        prefix_snapshots: int = 8,
+        token_wait: float = 0.2,
+        prefix_snapshots: int = 16,
         memory_limit: int = 0,
         vram_gb: float | None = None,
         experts: str = "auto",
@@ -162,7 +171,9 @@ class Session:
             isa=checks.word("isa", isa),
             graphs=bool(graphs),
             chunk=checks.whole("chunk", chunk, 0, 2**31 - 1),
+            token_wait=checks.seconds("token_wait", token_wait),
             prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
+            vocabulary=self.tokenizer.all_bytes(),
             memory_limit=options.limit_bytes(vram_gb, memory_limit),
             token_limit=self.tokenizer.size,
             capabilities=list(evidence.accepted_capabilities()) if device != "host" else [],
@@ -182,7 +193,7 @@ class Session:
             ),
         )
         self._core: _core.Session | None = core
-        self._busy = threading.Lock()
+        self._marks = self._turn_marks()
         self.shape: dict[str, Any] = dict(core.shape)
         self.vocab_size: int = int(self.shape["vocab"])
         self.window: int = core.window
@@ -258,8 +269,8 @@ class Session:
             stream: return a :class:`Stream` of text pieces instead of waiting.
             on_token: called as ``on_token(token, text)`` for each new token with the text that
                 became certain (maybe empty), and at the end as ``on_token(None, text)`` if text
-                was still held back. Returning True cancels the rest. With ``stream`` it runs on
-                the worker thread.
+                was still held back. A true value cancels the rest. It runs on the thread that
+                waits for the answer or reads the stream.
             on_prefill: called as ``on_prefill(done, total)`` as the prompt is read, in tokens.
             chat: for a text prompt: True applies the chat template, False does not.
             add_generation_prompt: template argument: end with the opening of an answer.
@@ -272,11 +283,68 @@ class Session:
             The finished :class:`Generation`, or a :class:`Stream` with ``stream=True``.
 
         Raises:
-            InputError: the request is wrong, or the session is busy or closed.
+            InputError: the request is wrong, or the session is closed.
+            RequestFailed: the request failed; the session goes on.
             OutOfMemory: the state does not fit.
             KeyboardInterrupt: Ctrl-C; the session stays usable.
         """
         checks.unknown_options(unknown, _parameters(Session.generate), "generate")
+        handle = self.submit(
+            prompt,
+            messages=messages,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            on_token=on_token,
+            on_prefill=on_prefill,
+            chat=chat,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=enable_thinking,
+            tools=tools,
+            template_arguments=template_arguments,
+        )
+        if stream:
+            return Stream(handle)
+        try:
+            return handle.result()
+        except BaseException:  # Ctrl-C too: nobody will read the rest
+            handle.cancel()
+            raise
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        on_token: OnToken | None = None,
+        on_prefill: OnPrefill | None = None,
+        chat: bool | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Any] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> Handle:
+        """Starts a request and returns at once; the arguments are those of :meth:`generate`.
+
+        Returns:
+            A :class:`Handle`: iterate over it, call ``result()``, ``await`` it, or cancel it.
+
+        Raises:
+            InputError: the request is wrong, or the session is closed.
+        """
+        checks.unknown_options(unknown, _parameters(Session.submit), "submit")
         core = self._open_core()
         arguments = dict(template_arguments or {})
         if enable_thinking is not None:
@@ -295,41 +363,8 @@ class Session:
         sampling = checks.sampling(
             temperature, top_p, top_k, min_p, self._seed if seed is None else seed, stop
         )
-        limit = checks.window_room([ids], max_new_tokens, self.window)
-
-        def run(put: Put | None) -> Generation:
-            def each(_: int, token: int | None, piece: str) -> bool:
-                gone = bool(put(piece)) if put is not None and piece else False
-                wants = on_token(token, piece) is True if on_token is not None else False
-                return gone or wants
-
-            def prefill(_: int, done: int, total: int) -> None:
-                if on_prefill is not None:
-                    on_prefill(done, total)
-
-            return run_requests(
-                core,
-                self.tokenizer,
-                self.stop_ids,
-                [ids],
-                limit,
-                sampling,
-                each if put is not None or on_token is not None else None,
-                prefill if on_prefill is not None else None,
-            )[0]
-
-        if not stream:
-            with self._exclusive():
-                return run(None)
-        self._acquire()
-
-        def run_and_release(put: Put) -> Generation:
-            try:
-                return run(put)
-            finally:
-                self._busy.release()
-
-        return Stream(run_and_release, core.cancel)
+        submission = core.submit([self._request(ids, max_new_tokens, sampling)])
+        return Handle(submission, Answer(self.tokenizer, sampling.stop), on_token, on_prefill)
 
     def generate_batch(
         self,
@@ -349,18 +384,22 @@ class Session:
     ) -> list[Generation]:
         """Answers several prompts, up to ``lanes`` of them at a time.
 
-        Each answer is the one that ``generate`` gives for the prompt alone.
+        Each answer is the one that ``generate`` gives for the prompt alone. A request that fails,
+        or whose callback raises, has the finish reason ``failed`` and says why in ``error``; the
+        others go on.
 
         Args:
             prompts: each a text, token ids, or a list of messages.
-            max_new_tokens: most tokens of each answer.
+            max_new_tokens: most tokens of each answer. None: 256, or what the window has left
+                after each prompt.
             temperature: see :meth:`generate`; so are the other options not listed here.
             top_p: see :meth:`generate`.
             top_k: see :meth:`generate`.
             min_p: see :meth:`generate`.
             seed: every request draws with this seed.
             stop: see :meth:`generate`.
-            on_token: called as ``on_token(request, token, text)``; True cancels that request.
+            on_token: called as ``on_token(request, token, text)``; a true value cancels that
+                request.
             chat: see :meth:`generate`.
             template_arguments: arguments for the chat template, such as ``enable_thinking``.
             **unknown: refused, with the near matches named.
@@ -380,15 +419,12 @@ class Session:
         sampling = checks.sampling(
             temperature, top_p, top_k, min_p, self._seed if seed is None else seed, stop
         )
-        limit = checks.window_room(ids, max_new_tokens, self.window)
-        with self._exclusive():
-            return run_requests(
-                core, self.tokenizer, self.stop_ids, ids, limit, sampling, on_token, None
-            )
+        requests = [self._request(one, max_new_tokens, sampling) for one in ids]
+        return run_batch(core, self.tokenizer, requests, sampling.stop, on_token)
 
     def cancel(self) -> None:
-        """Ends running generations with finish reason ``cancelled``. Call it from any thread."""
-        if self._core is not None and self._busy.locked():
+        """Ends all requests of this session with finish reason ``cancelled``, from any thread."""
+        if self._core is not None:
             self._core.cancel()
 
     # ---- looking inside -------------------------------------------------------------------------
@@ -406,10 +442,7 @@ class Session:
         Raises:
             InputError: empty, an id out of range, or more tokens than the window.
         """
-        core = self._open_core()
-        checked = self._sequence(ids)
-        with self._exclusive():
-            return core.logits(checked)
+        return self._open_core().logits(self._sequence(ids))
 
     def score(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Log-probability (natural) of each token given those before it.
@@ -424,10 +457,7 @@ class Session:
         Raises:
             InputError: as for :meth:`logits`.
         """
-        core = self._open_core()
-        checked = self._sequence(ids)
-        with self._exclusive():
-            following = core.score(checked)
+        following = self._open_core().score(self._sequence(ids))
         return np.concatenate([np.full(1, np.nan, np.float32), following])
 
     def tokenize(self, text: str) -> list[int]:
@@ -471,21 +501,21 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """See the class. While a call runs, and after close, those of before."""
-        if self._core is not None and self._busy.acquire(blocking=False):
-            try:
-                self._notes = list(self._core.notes)
-            finally:
-                self._busy.release()
+        """See the class. After close, those of before."""
+        if self._core is not None:
+            self._notes = list(self._core.notes)
         return list(self._notes)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the session was opened.
+        """Counters since the session was opened, as of a few milliseconds ago; waits for no step.
 
         Returns:
             ``requests``, ``prompt_tokens``, ``reused_tokens``, ``decode_tokens``,
-            ``prefill_seconds``, ``decode_seconds``, ``steps`` and more of the engine's; ``memory``
-            has the bytes of every part by space and name.
+            ``prefill_seconds``, ``decode_seconds``, ``steps`` and more of the engine's; of the
+            requests that are there ``queued``, ``reading`` and ``decoding``; ``cancelled``,
+            ``failed``, ``preempted`` (put back into the queue for want of KV pages);
+            ``longest_wait``, most seconds between two tokens of an answer; ``memory`` has the bytes
+            of every part by space and name.
 
             With experts in host memory ``cache`` has ``lines`` of ``experts`` a layer and
             ``line_bytes``; ``hit_rate`` of steps of up to 8 rows, counted in distinct experts a
@@ -513,9 +543,7 @@ class Session:
         Raises:
             InputError: experts are resident, a recording runs, or the file cannot be written.
         """
-        core = self._open_core()
-        with self._exclusive():
-            core.record(options.trace_file(path))
+        self._open_core().record(options.trace_file(path))
 
     def stop_recording(self) -> int:
         """Ends the recording; closing the session does too.
@@ -526,23 +554,20 @@ class Session:
         Raises:
             InputError: none runs, or not all could be written.
         """
-        core = self._open_core()
-        with self._exclusive():
-            return core.stop_recording()
+        return self._open_core().stop_recording()
 
     # ---- lifetime -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Frees the model. Later calls raise InputError; closing twice is fine.
+        """Cancels what runs and frees the model. Later calls raise InputError; twice is fine.
 
         Warns (RuntimeWarning) when the profile or the rest of a recording cannot be written.
         """
         if self._core is None:
             return
         self._notes = self.notes
-        with self._exclusive():
-            core, self._core = self._core, None
-            problem = core.close()
+        core, self._core = self._core, None
+        problem = core.close()
         if problem:
             self._notes.append(problem)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
@@ -565,20 +590,43 @@ class Session:
             raise InputError("the session is closed; open a new one")
         return self._core
 
-    def _acquire(self) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise InputError(
-                "the session is busy with another call; read its stream to the end or close it, "
-                "and use generate_batch to run requests together"
-            )
+    def _request(
+        self, ids: list[int], max_new_tokens: int | None, sampling: checks.Sampling
+    ) -> dict[str, Any]:
+        """What the engine is told of a request."""
+        marks = self._marks.find(ids)
+        return {
+            "prompt": ids,
+            "max_new_tokens": checks.window_room(len(ids), max_new_tokens, self.window),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "seed": sampling.seed,
+            "stop_ids": self.stop_ids,
+            "stop_texts": [text.encode() for text in sampling.stop],
+            "marks": marks.turns,
+            "shared_mark": marks.shared,
+        }
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._acquire()
-        try:
-            yield
-        finally:
-            self._busy.release()
+    def _turn_marks(self) -> TurnMarks:
+        """What the template puts before a user's turn and before the system's text."""
+
+        def opening(role: str) -> list[int]:
+            # A text that the template cannot contain tells where the message begins.
+            marker = "\x1a"
+            if self._template is None:
+                return []
+            try:
+                text = self.chat_template(
+                    [{"role": role, "content": marker}, {"role": "user", "content": marker}],
+                    add_generation_prompt=False,
+                )
+            except InputError:  # a template that has no such turn
+                return []
+            return self.tokenizer.encode(text.split(marker)[0])
+
+        return TurnMarks(opening("user"), opening("system"))
 
     def _sequence(self, ids: Sequence[int]) -> list[int]:
         checked = checks.token_ids(ids, self.vocab_size)

@@ -101,6 +101,10 @@ class Tokenizer:
             return b""
         return self._bytes[token]
 
+    def all_bytes(self) -> list[bytes]:
+        """Bytes that each id adds to a text, by id."""
+        return [self.token_bytes(i) for i in range(self.size)]
+
     def id_of(self, token: str) -> int | None:
         """Id of a token given as text, or None."""
         found: int | None = self._tokenizer.token_to_id(token)

@@ -51,7 +51,7 @@ TEST_F(MeasureGpu, RunsRepeatWithAndWithoutGraphsAndAfterAProfile) {
   std::iota(prompt.begin(), prompt.end(), 200);
   MeasureOptions run;
   run.new_tokens = 8;
-  const RunTimes first = measure_run(*session, prompt, run, true);
+  const RunTimes first = measure_run(*session, prompt, run);
   const StepProfile decode = session->engine().profile(2);
   EXPECT_GE(decode.nodes, session->engine().counters().ops_per_token);
   for (const OpFamily& f : decode.families) {

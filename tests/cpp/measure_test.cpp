@@ -44,7 +44,9 @@ TEST(Measure, DrawsTheTokensThatGenerateDraws) {
   EXPECT_EQ(times.chunk_ns.size(), 2u);
   EXPECT_EQ(times.decode_ns.size(), 7u);
   for (const std::int64_t ns : times.decode_ns) EXPECT_GT(ns, 0);
-  const Request request{prompt, 8, {}, {}};
+  Request request;
+  request.prompt = prompt;
+  request.max_new_tokens = 8;
   EXPECT_EQ(session->generate({&request, 1}, {}).front().tokens, times.tokens);
 
   options.chunk = 7;
@@ -83,7 +85,7 @@ TEST(Profile, CountsOpsAndBytesOfAStep) {
   const ModelShape& s = session->shape();
   MeasureOptions options;
   options.new_tokens = 1;
-  measure_run(*session, random_ids(s.vocab, 30), options, true);
+  measure_run(*session, random_ids(s.vocab, 30), options);
   const StepProfile profile = session->engine().profile(1);
   EXPECT_EQ(profile.rows, 1);
   EXPECT_GT(profile.seconds, 0);
@@ -114,7 +116,7 @@ TEST(Profile, CountsOpsAndBytesOfAStep) {
 TEST(Profile, LeavesTheSessionUsable) {
   const auto session = tiny_session();
   const std::vector<std::int32_t> prompt = random_ids(1536, 40);
-  const RunTimes before = measure_run(*session, prompt, {}, true);
+  const RunTimes before = measure_run(*session, prompt, {});
   session->engine().profile(2);
   EXPECT_EQ(session->engine().length(0), 0);
   EXPECT_EQ(measure_run(*session, prompt, {}).tokens, before.tokens);
@@ -127,7 +129,7 @@ TEST(Profile, SyntheticRoutersSpreadOverTheExperts) {
   const auto session = tiny_session(8);
   MeasureOptions options;
   options.new_tokens = 0;
-  measure_run(*session, random_ids(1536, 64), options, true);
+  measure_run(*session, random_ids(1536, 64), options);
   const StepProfile profile = session->engine().profile(1);
   EXPECT_EQ(profile.rows, 64);
   EXPECT_GT(profile.experts, 20);

@@ -1,0 +1,212 @@
+"""Handle: a request on its way, for whoever wants to wait, to iterate, to cancel, or to await."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any
+
+from flashnext import _core
+from flashnext.errors import RequestFailed
+from flashnext.generation import Generation
+from flashnext.requests import END, PREFILL, TOKEN, Answer, OnPrefill, OnToken
+
+
+class Handle:
+    """A request that was submitted to a session and runs beside others.
+
+    Iterate for pieces of text, or call :meth:`result`; in a coroutine ``async for`` and ``await`` do
+    the same. Any thread may use it. The engine never waits for the reader: what is not read is kept,
+    up to ``max_new_tokens``. A handle that nobody holds any more is cancelled.
+
+    Example:
+        >>> handles = [session.submit(prompt) for prompt in prompts]
+        >>> texts = [handle.result().text for handle in handles]
+        >>> async def answer(prompt):
+        ...     return (await session.submit(prompt)).text
+    """
+
+    def __init__(
+        self,
+        submission: _core.Submission,
+        answer: Answer,
+        on_token: OnToken | None = None,
+        on_prefill: OnPrefill | None = None,
+    ) -> None:
+        self._submission = submission
+        self._answer = answer
+        self._on_token = on_token
+        self._on_prefill = on_prefill
+        self._lock = threading.RLock()  # of what follows; callbacks may use the handle
+        self._pieces: deque[str] = deque()
+        self._generation: Generation | None = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        """Waits for the next piece of text.
+
+        Raises:
+            StopIteration: the answer has ended.
+            flashnext.Error: as :meth:`result`.
+        """
+        while True:
+            with self._lock:
+                if self._pieces:
+                    return self._pieces.popleft()
+                if self._over():
+                    self._raise_failure()
+                    raise StopIteration
+            self._pump(-1.0)
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """Waits for the end of the answer and returns it. May be called again.
+
+        Args:
+            timeout: seconds to wait at most; None: as long as it takes.
+
+        Raises:
+            TimeoutError: the answer is not there yet; it goes on.
+            RequestFailed: this request failed; the session and other requests go on.
+            DeviceError: the device failed.
+            BaseException: what a callback raised.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._over():
+            left = -1.0 if until is None else max(until - time.monotonic(), 0.0)
+            self._pump(left)
+            if until is not None and not self._over() and time.monotonic() >= until:
+                raise TimeoutError(f"the answer is not there after {timeout} seconds")
+        return self._outcome()
+
+    def done(self) -> bool:
+        """Whether the answer has ended; then :meth:`result` does not wait."""
+        self._pump(0.0)
+        return self._over()
+
+    def cancel(self) -> None:
+        """Ends the request within a step, with finish reason ``cancelled`` and what it has."""
+        self._submission.cancel()
+
+    # ---- asyncio --------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        """Like :meth:`result`. Cancelling the task cancels the request."""
+        return self._wait_for_end().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Pieces of text. Leaving the loop early cancels the request."""
+        try:
+            while True:
+                with self._lock:
+                    piece = self._pieces.popleft() if self._pieces else None
+                    over = self._over()
+                if piece is not None:
+                    yield piece
+                elif over:
+                    self._raise_failure()
+                    return
+                else:
+                    await self._wait_for_update()
+        finally:
+            if not self._over():
+                self.cancel()
+
+    async def _wait_for_end(self) -> Generation:
+        try:
+            while not self._over():
+                await self._wait_for_update()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self._outcome()
+
+    async def _wait_for_update(self) -> None:
+        # The engine's thread writes to a descriptor that the loop watches: no thread of Python's
+        # stands between, and the engine never waits for the interpreter.
+        self._pump(0.0)
+        with self._lock:
+            if self._pieces or self._over():
+                return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        descriptor = self._submission.fileno()
+        if len(self._waiters) == 1:
+            loop.add_reader(descriptor, self._wake)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+            if not self._waiters:
+                loop.remove_reader(descriptor)
+        self._pump(0.0)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        return self._generation is not None or self._error is not None
+
+    def _outcome(self) -> Generation:
+        self._raise_failure()
+        if self._generation is None:
+            raise RequestFailed("the request ended without an answer")
+        return self._generation
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._generation is not None and self._generation.finish_reason == "failed":
+            raise RequestFailed(self._generation.error or "the request failed")
+
+    def _pump(self, seconds: float) -> None:
+        """Takes what the engine has for this request, waiting up to so long (negative: for ever)."""
+        with self._lock:
+            if self._over():
+                return
+            for _, kind, value, total in self._submission.updates(seconds):
+                if kind == PREFILL:
+                    if self._on_prefill is not None:
+                        self._call(self._on_prefill, value, total)
+                elif kind == TOKEN and self._answer.ended is None:
+                    self._add(value, self._answer.token(value))
+                elif kind == END:
+                    self._end()
+
+    def _add(self, token: int | None, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+        if self._on_token is not None and self._call(self._on_token, token, piece):
+            self._answer.ended = "cancelled"
+            self.cancel()
+
+    def _call(self, callback: Any, *arguments: Any) -> Any:
+        try:
+            return callback(*arguments)
+        except BaseException as error:
+            self._error = error
+            self._answer.ended = "cancelled"
+            self.cancel()
+            raise
+
+    def _end(self) -> None:
+        tail = self._answer.finish()
+        if tail and self._answer.ended is None:
+            self._add(None, tail)
+        try:
+            self._generation = self._answer.generation(self._submission.completion(0))
+        except BaseException as error:
+            self._error = error
