@@ -14,8 +14,8 @@ class Timings:
     """Where the time of one generation went.
 
     Attributes:
-        time_to_first_token: seconds from the call to the first new token, as the caller saw it; None
-            without one.
+        time_to_first_token: seconds from the call to the first new token, as the caller saw it;
+            None without one.
         queued_seconds: seconds that the request waited for a lane.
         prefill_seconds: seconds spent on the prompt.
         decode_seconds: seconds spent on new tokens after the first.

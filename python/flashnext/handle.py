@@ -18,9 +18,9 @@ from flashnext.requests import END, PREFILL, TOKEN, Answer, OnPrefill, OnToken
 class Handle:
     """A request that was submitted to a session and runs beside others.
 
-    Iterate for pieces of text, or call :meth:`result`; in a coroutine ``async for`` and ``await`` do
-    the same. Any thread may use it. The engine never waits for the reader: what is not read is kept,
-    up to ``max_new_tokens``. A handle that nobody holds any more is cancelled.
+    Iterate for pieces of text, or call :meth:`result`; in a coroutine ``async for`` and ``await``
+    do the same. Any thread may use it. The engine never waits for the reader: what is not read is
+    kept, up to ``max_new_tokens``. A handle that nobody holds any more is cancelled.
 
     Example:
         >>> handles = [session.submit(prompt) for prompt in prompts]
@@ -173,7 +173,7 @@ class Handle:
             raise RequestFailed(self._generation.error or "the request failed")
 
     def _pump(self, seconds: float) -> None:
-        """Takes what the engine has for this request, waiting up to so long (negative: for ever)."""
+        """Takes what the engine has for this request; waits up to so long (negative: for ever)."""
         with self._lock:
             if self._over():
                 return

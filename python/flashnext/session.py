@@ -48,8 +48,8 @@ class Session:
     The logits at a position depend on the token ids before it and on nothing else: not on threads,
     lanes, chunk size, reused prefixes or other requests. So the same call gives the same answer.
 
-    Any number of threads may call at once: requests come and go while others run, up to ``lanes`` of
-    them at a time, and the rest wait for a lane. ``submit`` is for scripts that do other things
+    Any number of threads may call at once: requests come and go while others run, up to ``lanes``
+    of them at a time, and the rest wait for a lane. ``submit`` is for scripts that do other things
     meanwhile, and for coroutines.
 
     Args:
@@ -68,8 +68,8 @@ class Session:
         chunk: prompt tokens a step; 0: 512, or 2,048 with experts in host memory, which are
             streamed once a step.
         token_wait: seconds that a request should wait at most for its next token while prompts of
-            others are read beside it: parts of prompts are sized for it. With experts in host memory
-            a part reads most of them over the link, which may take longer.
+            others are read beside it: parts of prompts are sized for it. With experts in host
+            memory a part reads most of them over the link, which may take longer.
         prefix_snapshots: how many states are kept for prefix reuse.
         memory_limit: most bytes that may be allocated on the device; 0: all that it has free. On
             the host device it is a limit on everything but the experts in host memory.
