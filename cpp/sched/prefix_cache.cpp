@@ -1,6 +1,7 @@
 #include "cpp/sched/prefix_cache.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace flashnext {
 
@@ -55,8 +56,16 @@ void PrefixCache::keep(std::int32_t lane, bool shared) {
 
 bool PrefixCache::drop_oldest() {
   if (entries_.empty()) return false;
-  engine_.release(entries_.back().snapshot);
-  entries_.pop_back();
+  const auto shared =
+      std::count_if(entries_.begin(), entries_.end(), [](const Entry& e) { return e.shared; });
+  auto victim = std::prev(entries_.end());
+  if (2 * static_cast<std::size_t>(shared) <= entries_.size()) {
+    const auto own =
+        std::find_if(entries_.rbegin(), entries_.rend(), [](const Entry& e) { return !e.shared; });
+    if (own != entries_.rend()) victim = std::prev(own.base());
+  }
+  engine_.release(victim->snapshot);
+  entries_.erase(victim);
   return true;
 }
 

@@ -26,7 +26,8 @@ class PrefixCache {
   // Keeps the lane's present state, unless a snapshot of the same ids exists or the engine holds
   // none. `shared`: other conversations begin with it too.
   void keep(std::int32_t lane, bool shared = false);
-  // Gives back the pages of the least recently used snapshot; false when there is none.
+  // Gives back the pages of the least recently used snapshot; false when there is none. What
+  // conversations share stays longest, as long as that is not most of what is kept.
   bool drop_oldest();
   // Drops every snapshot that begins `ids`.
   void forget(std::span<const std::int32_t> ids);

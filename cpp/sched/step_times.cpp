@@ -10,6 +10,7 @@ namespace {
 // Weight of a new measurement. What takes longer is believed sooner than what takes shorter: a part
 // that is too large costs its neighbours more than one that is too small.
 constexpr double kSlower = 0.5, kFaster = 0.25;
+constexpr double kAnotherMachine = 1.25;  // times slower than before: not the noise of a step
 
 }  // namespace
 
@@ -22,7 +23,14 @@ void StepTimes::add(std::int32_t rows, double seconds) {
     p = {r, seconds};
     return;
   }
-  const double weight = seconds / r > p.seconds / p.rows ? kSlower : kFaster;
+  const double ratio = seconds / r / (p.seconds / p.rows);
+  if (ratio > kAnotherMachine) {
+    // Larger steps, and those not much smaller, will hardly have stayed as they were.
+    for (Point& q : points_) {
+      if (&q != &p && q.rows > r / 4) q.seconds *= std::min(ratio, 2.0);
+    }
+  }
+  const double weight = ratio > 1 ? kSlower : kFaster;
   p.rows += weight * (r - p.rows);
   p.seconds += weight * (seconds - p.seconds);
 }

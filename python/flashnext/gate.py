@@ -217,18 +217,11 @@ def compare_with_reference(session: _core.Session, path: Path) -> Iterable[dict[
     for name in sorted(n for n in reference if n.startswith("text/") and n.endswith("/tokens")):
         want = reference[name].tolist()
         start = time.perf_counter()
-        answer = session.generate(
-            [reference[name.removesuffix("tokens") + "prompt"].tolist()],
-            max_new_tokens=len(want),
-            temperature=0.0,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            seed=0,
-            stop_ids=[],
-            on_token=None,
-            on_prefill=None,
-        )[0]["tokens"]
+        prompt = reference[name.removesuffix("tokens") + "prompt"].tolist()
+        run = session.submit([{"prompt": prompt, "max_new_tokens": len(want)}])
+        while not run.ended:
+            run.updates()
+        answer = run.completion()["tokens"]
         detail = "" if answer == want else "the greedy tokens differ"
         yield _result(f"greedy answer {name.split('/')[1]}", len(want), detail, start, 0.0, 0.0)
 
