@@ -1,5 +1,5 @@
 // Sequences as things: rewind, snapshot, restore, pages; and the errors of a step.
-#include "tests/cpp/rewind_cases.h"
+#include "tests/cpp/mtp_cases.h"
 
 #include <gtest/gtest.h>
 
@@ -11,6 +11,10 @@ using namespace test;
 TEST(Rewind, EveryKeptCountOfEveryWindow) { check_rewinds(demo_options()); }
 TEST(Rewind, OneLaneOfSeveral) { check_rewind_of_one_lane(demo_options()); }
 TEST(Snapshots, RestoreIntoAnotherLaneAtAnyPosition) { check_snapshots(demo_options()); }
+
+TEST(Mtp, SlotsAfterRewinds) { check_mtp_rewinds(demo_options()); }
+TEST(Mtp, SlotsOfTwoLanes) { check_mtp_lanes(demo_options()); }
+TEST(Mtp, RefusesLanesWithoutRowsInTheLastStep) { check_mtp_order(demo_options()); }
 
 TEST(Mtp, SlotsDoNotDependOnChunks) {
   const auto ids = sample_ids(120, 6);

@@ -164,6 +164,33 @@ inline void check_offload_mtp(const SessionOptions& base) {
   }
 }
 
+// A program of the MTP head that is repeated because the processor does not answer.
+inline void check_stall_mtp(const SessionOptions& base) {
+  const auto ids = sample_ids(120, 1);
+  const std::vector<float> want = open_demo(base)->mtp_logits(ids);
+  for (const std::size_t stalled_at : {69u, 75u, 81u, 87u, 90u, 96u}) {
+    SessionOptions o = offloaded(base, kDemoTopK);
+    o.cpu_misses = "1000";
+    o.cpu_threads = 1;
+    o.cpu_deadline_seconds = 0.05;
+    o.chunk = 3;
+    const auto session = open_demo(o);
+    Engine& engine = session->engine();
+    std::vector<float> got;
+    for (std::size_t at = 3; at <= ids.size(); at += 3) {
+      ASSERT_TRUE(engine.reserve(0, 3));
+      const LaneRows rows{0, std::span(ids).subspan(at - 3, 3), LaneRows::Logits::kNone, {}};
+      engine.step({&rows, 1}, false);
+      if (at == stalled_at) session->cache()->cpu()->stall(true);
+      const auto some = engine.mtp_step(0, at < ids.size() ? ids[at] : -1);
+      got.insert(got.end(), some.begin(), some.end());
+      ASSERT_EQ(session->cache()->stall().empty(), at < stalled_at) << at;
+    }
+    expect_same(got, want, "MTP, stalled at " + std::to_string(stalled_at));
+    session->check_cache();
+  }
+}
+
 // Many short requests: what was allocated at first is all that ever is.
 inline void check_no_leak(const SessionOptions& base, std::uint32_t requests) {
   SessionOptions o = offloaded(base, kDemoExperts / 4);
