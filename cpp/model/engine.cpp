@@ -24,10 +24,11 @@ Engine::Engine(Device& device, const Checkpoint& checkpoint, const Weights& weig
       shape_(checkpoint.shape()),
       options_(options),
       cache_(cache),
-      mtp_(options.mtp && weights.mtp.has_value()),
+      mtp_(options.mtp),
       streams_(device),
       copies_(device),
       gather_pool_(1) {
+  check(!mtp_ || weights.mtp.has_value(), "the MTP head has no weights");
   if (options_.lanes < 1 || options_.lanes > 64) {
     throw InputError("lanes = " + number(options_.lanes) + ": must be 1 to 64");
   }

@@ -29,7 +29,7 @@ struct EngineOptions {
   std::int32_t levels = 32258;   // of an activation: 32258 or 127
   std::int32_t token_limit = 0;  // ids >= it are never sampled; 0: the vocabulary
   bool graphs = true;            // replay captured graphs; false: enqueue op by op
-  bool mtp = true;               // build the MTP head when the checkpoint has one
+  bool mtp = false;              // build the MTP head, whose weights must be there
   std::int32_t snapshots = 8;    // snapshots that may exist at once
   bool taps = false;             // keep the streams after every layer (debugging, reference tests)
   bool forced_routing = false;   // steps of few rows may be told their experts (benches)

@@ -26,7 +26,8 @@ std::vector<float> Engine::mtp_step(std::int32_t index, std::int32_t next) {
   const StepBuffer& b = *built.mtp_buffer;
   const std::int64_t stack = shape_.stack();
   const std::size_t stack_bytes = static_cast<std::size_t>(stack) * sizeof(float);
-  settle(l.slot);  // its part for this head is written
+  settle(l.slot);  // the head's part of both is written
+  settle(l.spare);
   float* carry = state_->slot(l.slot) + state_->layout().carry;
   const std::int64_t window = state_->layout().index_windows.back();
   const std::size_t window_bytes = static_cast<std::size_t>(shape_.index_block - 1) *

@@ -11,6 +11,11 @@
 
 namespace flashnext::test {
 
+inline SessionOptions with_mtp(SessionOptions options) {
+  options.mtp = true;
+  return options;
+}
+
 // The token after the first `n` of `ids`, as mtp_step wants it.
 inline std::int32_t next_of(const std::vector<std::int32_t>& ids, std::size_t n) {
   return n < ids.size() ? ids[n] : -1;
@@ -19,7 +24,7 @@ inline std::int32_t next_of(const std::vector<std::int32_t>& ids, std::size_t n)
 // Windows of drafts of which some rows are kept, over block edges on both sides of the selection
 // budget, then mtp_step; with and without knowing the next token.
 inline void check_mtp_rewinds(const SessionOptions& base) {
-  const auto session = open_demo(base);
+  const auto session = open_demo(with_mtp(base));
   Engine& engine = session->engine();
   const auto truth = sample_ids(110, 3);
   const std::vector<float> cold = session->mtp_logits(truth);
@@ -45,7 +50,7 @@ inline void check_mtp_rewinds(const SessionOptions& base) {
 
 // Two sequences share steps; a snapshot is restored into the other's lane.
 inline void check_mtp_lanes(const SessionOptions& base) {
-  SessionOptions o = base;
+  SessionOptions o = with_mtp(base);
   o.lanes = 2;
   const auto session = open_demo(o);
   Engine& engine = session->engine();
@@ -83,7 +88,7 @@ inline void check_mtp_lanes(const SessionOptions& base) {
 
 // The streams that mtp_step reads are those of the last step: it refuses any other lane's.
 inline void check_mtp_order(const SessionOptions& base) {
-  SessionOptions o = base;
+  SessionOptions o = with_mtp(base);
   o.lanes = 3;
   const auto session = open_demo(o);
   Engine& engine = session->engine();

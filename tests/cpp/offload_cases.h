@@ -3,6 +3,7 @@
 // everything resident.
 #pragma once
 
+#include "tests/cpp/mtp_cases.h"
 #include "tests/cpp/promise_cases.h"
 
 #include <algorithm>
@@ -152,9 +153,9 @@ inline void check_stall(const SessionOptions& base, const std::vector<float>& wa
 
 // The MTP head's experts have lines of their own.
 inline void check_offload_mtp(const SessionOptions& base) {
-  const std::vector<float> want = open_demo(base)->mtp_logits(sample_ids(40, 1));
+  const std::vector<float> want = open_demo(with_mtp(base))->mtp_logits(sample_ids(40, 1));
   for (const char* misses : {"off", "1"}) {
-    SessionOptions o = offloaded(base, kDemoTopK + 1);
+    SessionOptions o = offloaded(with_mtp(base), kDemoTopK + 1);
     o.cpu_misses = misses;
     o.cpu_threads = 1;
     o.chunk = 16;
@@ -167,9 +168,9 @@ inline void check_offload_mtp(const SessionOptions& base) {
 // A program of the MTP head that is repeated because the processor does not answer.
 inline void check_stall_mtp(const SessionOptions& base) {
   const auto ids = sample_ids(120, 1);
-  const std::vector<float> want = open_demo(base)->mtp_logits(ids);
+  const std::vector<float> want = open_demo(with_mtp(base))->mtp_logits(ids);
   for (const std::size_t stalled_at : {69u, 75u, 81u, 87u, 90u, 96u}) {
-    SessionOptions o = offloaded(base, kDemoTopK);
+    SessionOptions o = offloaded(with_mtp(base), kDemoTopK);
     o.cpu_misses = "1000";
     o.cpu_threads = 1;
     o.cpu_deadline_seconds = 0.05;

@@ -66,8 +66,6 @@ def test_a_replay_counts_what_the_engine_did(
         batch = [f"Add {i} and {j}." for j in range(3)]
         session.generate_batch([*batch, STORY], max_new_tokens=40)
         session.logits([5, 6, 7] * 20)
-        session._core.mtp_logits(list(range(5, 40)))  # type: ignore[union-attr]
-        session._core.mtp_logits([8, 9, 10])  # type: ignore[union-attr]
     cache = session.stats()["cache"]
     assert cache["fault"] == "" and cache["plans"] > 8 and cache["layers"][-1]["steps"] > 0
     done = {name: counts(session, name) for name in ("hits", "fetched", "promoted")}
