@@ -1,6 +1,7 @@
 // Norms, RoPE and cache writes before attention. One warp a vector (a head of the query, a key, a
 // value, an index head, a pooled key); lane l holds elements l, l + 32, ..., so that a rotated pair
-// (i, i + 32) lies in one lane.
+// (i, i + 32) lies in one lane. The warp of a segment's first raw key alone reads and writes the
+// window, so that a slot may be read and written.
 #include "cpp/base/math.h"
 #include "cuda/attention.cuh"
 #include "cuda/dependent.cuh"
@@ -67,47 +68,99 @@ __device__ __forceinline__ int page_of(const StepView& step, int lane_id, int po
   return step.pages[static_cast<std::int64_t>(lane_id) * step.max_pages + pos / kPageTokens];
 }
 
-// The pooled key of the block that `row` completes. Its raw keys of this step are read from the
-// input, not from the plane that other warps are just writing.
-__device__ __forceinline__ void pool(const AttnPrepareArgs& a, const Row& row, int r, int lane) {
-  if ((row.pos + 1) % kBlock != 0) return;
-  const int first = row.pos + 1 - kBlock;
-  const int page = page_of(a.step, row.lane, first);
-  const int row0 = a.step.segments[row.segment].row0;
-  const int width = (a.dims.index_heads + 1) * kIndexDim;
-  float x[kIndexDim / 32] = {};
+using Key = float[kIndexDim / 32];  // of a lane
+constexpr int kWindow = kBlock - 1;
+
+__device__ __forceinline__ const float* raw_key(const AttnPrepareArgs& a, int r) {
+  return a.index +
+         (static_cast<std::int64_t>(r) * (a.dims.index_heads + 1) + a.dims.index_heads) * kIndexDim;
+}
+
+__device__ __forceinline__ void add_key(Key& sum, const float* from, int lane) {
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    const int source = r - (kBlock - 1) + i;
-    const float* from =
-        source >= row0
-            ? a.index + static_cast<std::int64_t>(source) * width + a.dims.index_heads * kIndexDim
-            : a.planes.index_raw +
-                  (static_cast<std::int64_t>(page) * kPageTokens + (first + i) % kPageTokens) *
-                      kIndexDim;
+  for (int j = 0; j < kIndexDim / 32; ++j) sum[j] = sum[j] + from[lane + 32 * j];
+}
+
+// The pooled key of the block that ends at `last`, of the sum of its raw keys in order.
+__device__ __forceinline__ void store_pooled(const AttnPrepareArgs& a, int lane_id, int last,
+                                             Key& sum, int lane) {
+  const int first = last + 1 - kBlock;
 #pragma unroll
-    for (int j = 0; j < kIndexDim / 32; ++j) x[j] = x[j] + from[lane + 32 * j];
+  for (int j = 0; j < kIndexDim / 32; ++j) sum[j] = sum[j] * (1.0f / kBlock);
+  norm<kIndexDim>(sum, a.ik_norm, a.dims.eps, lane);
+  rotate<kIndexDim>(sum, a.rope, first, lane);
+  const std::int64_t block =
+      static_cast<std::int64_t>(page_of(a.step, lane_id, first)) * (kPageTokens / kBlock) +
+      first % kPageTokens / kBlock;
+  store<kIndexDim>(a.planes.index_pooled + block * kIndexDim, sum, lane);
+}
+
+// The raw keys before a segment: zeros at its sequence's start.
+__device__ __forceinline__ void load_window(const AttnPrepareArgs& a, const Segment& s,
+                                            Key (&old)[kWindow], int lane) {
+  const float* from = a.window + s.state_in * a.slot_stride + lane;
+#pragma unroll
+  for (int i = 0; i < kWindow; ++i) {
+#pragma unroll
+    for (int j = 0; j < kIndexDim / 32; ++j) {
+      old[i][j] = s.pos0 > 0 ? __ldcg(from + i * kIndexDim + 32 * j) : 0.0f;
+    }
   }
+}
+
+// The segment's first block, when keys of the window are in it, and the window after its last row.
+__device__ __forceinline__ void begin_segment(const AttnPrepareArgs& a, const Segment& s,
+                                              const Key (&old)[kWindow], int lane) {
+  const int head = s.pos0 % kBlock;    // keys of the block that the window holds
+  const int last = kBlock - 1 - head;  // row that completes it
+  if (head > 0 && last < s.rows) {
+    Key sum = {};
 #pragma unroll
-  for (int j = 0; j < kIndexDim / 32; ++j) x[j] = x[j] * (1.0f / kBlock);
-  norm<kIndexDim>(x, a.ik_norm, a.dims.eps, lane);
-  rotate<kIndexDim>(x, a.rope, first, lane);
-  store<kIndexDim>(
-      a.planes.index_pooled + (static_cast<std::int64_t>(page) * (kPageTokens / kBlock) +
-                               first % kPageTokens / kBlock) *
-                                  kIndexDim,
-      x, lane);
+    for (int i = 0; i < kWindow; ++i) {
+#pragma unroll
+      for (int j = 0; j < kIndexDim / 32; ++j) {
+        if (i >= kWindow - head) sum[j] = sum[j] + old[i][j];
+      }
+    }
+    for (int i = 0; i <= last; ++i) add_key(sum, raw_key(a, s.row0 + i), lane);
+    store_pooled(a, s.lane, s.pos0 + last, sum, lane);
+  }
+  float* to = a.window + s.state_out * a.slot_stride;
+#pragma unroll
+  for (int i = 0; i < kWindow; ++i) {
+    const int row = i + s.rows - kWindow;  // of the segment; below 0: from the window
+    Key key;
+    if (row >= 0) {
+      load<kIndexDim>(key, raw_key(a, s.row0 + row), lane);
+    } else {
+#pragma unroll
+      for (int from = i + 1; from < kWindow; ++from) {
+        if (from == i + s.rows) {
+#pragma unroll
+          for (int j = 0; j < kIndexDim / 32; ++j) key[j] = old[from][j];
+        }
+      }
+    }
+    store<kIndexDim>(to + i * kIndexDim, key, lane);
+  }
 }
 
 __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const AttnPrepareArgs a) {
   const int heads = a.dims.heads;
   const int kv_heads = a.dims.kv_heads;
-  const int items = heads + 2 * kv_heads + a.dims.index_heads + 2;
+  const int items = heads + 2 * kv_heads + a.dims.index_heads + 1;
   int item = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x >> 5);
   const int r = static_cast<int>(blockIdx.x);
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int rows = a.step.head->rows;
   const Row row = a.step.rows[r];
+  // The window is of an earlier step: it comes along with the row.
+  Segment segment{};
+  Key old[kWindow];
+  if (item == items - 1 && r < rows) {
+    segment = a.step.segments[row.segment];
+    if (r == segment.row0) load_window(a, segment, old, lane);
+  }
   wait_for_previous();
   let_next_start();
   if (r >= rows || item >= items) return;
@@ -140,31 +193,28 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const AttnPrepareA
     return;
   }
   item -= 2 * kv_heads;
-  const int width = (a.dims.index_heads + 1) * kIndexDim;
-  const float* index = a.index + static_cast<std::int64_t>(r) * width;
-  if (item > a.dims.index_heads) return pool(a, row, r, lane);
-  float x[kIndexDim / 32];
-  load<kIndexDim>(x, index + item * kIndexDim, lane);
+  Key x = {};
   if (item < a.dims.index_heads) {
+    const std::int64_t at = static_cast<std::int64_t>(r) * (a.dims.index_heads + 1) + item;
+    load<kIndexDim>(x, a.index + at * kIndexDim, lane);
     norm<kIndexDim>(x, a.iq_norm, a.dims.eps, lane);
     rotate<kIndexDim>(x, a.rope, row.pos, lane);
     store<kIndexDim>(a.iq + (static_cast<std::int64_t>(r) * a.dims.index_heads + item) * kIndexDim,
                      x, lane);
-  } else {
-    store<kIndexDim>(
-        a.planes.index_raw +
-            (static_cast<std::int64_t>(page_of(a.step, row.lane, row.pos)) * kPageTokens +
-             row.pos % kPageTokens) *
-                kIndexDim,
-        x, lane);
+    return;
   }
+  if (r == segment.row0) begin_segment(a, segment, old, lane);
+  if ((row.pos + 1) % kBlock != 0 || r - segment.row0 < kWindow) return;
+#pragma unroll
+  for (int i = kWindow; i >= 0; --i) add_key(x, raw_key(a, r - i), lane);
+  store_pooled(a, row.lane, row.pos, x, lane);
 }
 
 }  // namespace
 
 void attn_prepare(cudaStream_t stream, const AttnPrepareArgs& args) {
   attn::check_dims(args.dims);
-  const int items = args.dims.heads + 2 * args.dims.kv_heads + args.dims.index_heads + 2;
+  const int items = args.dims.heads + 2 * args.dims.kv_heads + args.dims.index_heads + 1;
   const dim3 grid(static_cast<unsigned>(args.step.max_rows),
                   static_cast<unsigned>((items + kWarps - 1) / kWarps));
   launch_dependent(stream, grid, kWarps * 32, 0, prepare_kernel, args);

@@ -145,8 +145,8 @@ void gdn_conv(cudaStream_t stream, const GdnConvArgs& args) {
     const unsigned tiles = static_cast<unsigned>((args.step.max_rows + 15) / 16);
     launch_dependent(stream, dim3(groups, tiles), kWarps * 32, 0, conv_kernel<16>, args);
   }
-  window_push(stream,
-              {args.step, args.u, args.window, args.dims.slot_stride, kTaps - 1, heads * kHead});
+  window_push(stream, {args.step, args.u, std::int64_t{heads} * kHead, args.window,
+                       args.dims.slot_stride, kTaps - 1, heads * kHead});
 }
 
 void gdn_gate(cudaStream_t stream, const GdnGateArgs& args) {

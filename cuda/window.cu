@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(128) window_push_kernel(const WindowPushArgs a
   if (s >= args.step.head->segments || c >= args.channels) return;
   const Segment segment = args.step.segments[s];
   const std::size_t channels = static_cast<std::size_t>(args.channels);
-  const float* x = args.x + static_cast<std::size_t>(segment.row0) * channels + c;
+  const float* x = args.x + segment.row0 * args.x_stride + c;
   const float* old = args.window + segment.state_in * args.slot_stride + c;
   float* window = args.window + segment.state_out * args.slot_stride + c;
   // Some rows at a time, all read before the first is written, so that the reads overlap.
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(128) window_push_kernel(const WindowPushArgs a
       v[i] = 0.0f;
       if (first + i >= args.depth) continue;
       if (from >= args.depth) {
-        v[i] = x[static_cast<std::size_t>(from - args.depth) * channels];
+        v[i] = x[(from - args.depth) * args.x_stride];
       } else if (segment.pos0 != 0) {
         v[i] = old[static_cast<std::size_t>(from) * channels];
       }

@@ -18,12 +18,12 @@ constexpr const char* kWhat = "routed experts";
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Prefixes of the layers with experts, in the order of Bank::layers().
-std::vector<std::string> expert_layers(const Checkpoint& checkpoint) {
+std::vector<std::string> expert_layers(const Checkpoint& checkpoint, bool mtp) {
   std::vector<std::string> prefixes;
   for (std::int32_t l = 0; l < checkpoint.shape().layers; ++l) {
     prefixes.push_back("model.language_model.layers." + std::to_string(l) + ".mlp.experts.");
   }
-  if (checkpoint.has_mtp()) prefixes.push_back("mtp.layers.0.mlp.experts.");
+  if (mtp && checkpoint.has_mtp()) prefixes.push_back("mtp.layers.0.mlp.experts.");
   return prefixes;
 }
 
@@ -147,7 +147,7 @@ Bank::Bank(Bank&&) noexcept = default;
 void Bank::reserve(const Checkpoint& checkpoint, Device& device, const BankOptions& options,
                    std::vector<MemberBytes>& bytes) {
   memory_ = std::make_unique<Memory>(device);
-  for (const std::string& prefix : expert_layers(checkpoint)) {
+  for (const std::string& prefix : expert_layers(checkpoint, options.mtp)) {
     layers_.push_back(describe(checkpoint, prefix, bytes.emplace_back()));
   }
   const std::uint64_t free = free_ram(), kept = ram_reserve();

@@ -22,6 +22,7 @@ struct MemberBytes;
 struct BankOptions {
   std::uint64_t host_limit = 0;  // bytes of RAM that lines may take; 0: what the machine has free
   int threads = 0;               // readers; 0: one a core
+  bool mtp = false;              // the experts of the MTP head too
 };
 
 struct BankReport {
@@ -53,7 +54,7 @@ class Bank {
   Bank(Bank&&) noexcept;
   Bank& operator=(Bank&&) = delete;
 
-  // Layers with experts: those of the trunk, then that of the MTP head when there is one.
+  // Layers with experts: those of the trunk, then that of the MTP head when it is wanted.
   const std::vector<Layer>& layers() const noexcept { return layers_; }
   const BankReport& report() const noexcept { return report_; }
 

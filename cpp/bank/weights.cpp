@@ -42,7 +42,7 @@ class Loader {
     }
     w.mixer = mix(kText + "hyper_connection_mixer.", false);
     w.head = linear("lm_head");
-    if (c_.has_mtp()) w.mtp = mtp();
+    if (options.mtp && c_.has_mtp()) w.mtp = mtp();
     w.rope = rope(options.rope_positions);
   }
 

@@ -77,6 +77,7 @@ struct WeightOptions {
   bool experts = true;
   // False: the token embedding stays in pinned host memory, where the device reads its rows.
   bool embedding = true;
+  bool mtp = false;  // the MTP head too, when the checkpoint has one
 };
 
 class Weights {
@@ -94,8 +95,8 @@ class Weights {
   MixWeight mixer{};
   Exl3Weight head{};
   std::optional<PleWeights> ple;
-  std::optional<MtpWeights> mtp;
-  const float* rope = nullptr;  // (positions, rotary): cosines, then sines
+  std::optional<MtpWeights> mtp;  // none when it is not wanted
+  const float* rope = nullptr;    // (positions, rotary): cosines, then sines
 
  private:
   Block arena_;

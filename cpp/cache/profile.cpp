@@ -45,9 +45,9 @@ std::string read_file(const std::string& path, std::string& reason) {
   return std::move(bytes).str();
 }
 
-// What is wrong with the file, in words; else fills `uses`.
+// What is wrong with the file, in words; else fills `out`.
 std::string parse(std::string_view bytes, std::uint64_t fingerprint, std::int32_t layers,
-                  std::int32_t experts, std::vector<std::uint64_t>& uses) {
+                  std::int32_t experts, Profile& out) {
   if (bytes.size() < kHeadBytes || !bytes.starts_with(kMagic)) return "it is not a profile";
   std::size_t at = kMagic.size();
   const auto version = take<std::uint32_t>(bytes, at);
@@ -59,11 +59,12 @@ std::string parse(std::string_view bytes, std::uint64_t fingerprint, std::int32_
   const auto file_experts = take<std::int32_t>(bytes, at);
   at += 4;
   const auto file_fingerprint = take<std::uint64_t>(bytes, at);
-  if (file_layers != layers || file_experts != experts) {
+  if (file_layers < layers || file_experts != experts) {
     return "it is for " + shape_text(file_layers, file_experts) + ", and this model has " +
            shape_text(layers, experts);
   }
-  const std::size_t count = static_cast<std::size_t>(layers) * static_cast<std::size_t>(experts);
+  const auto a_layer = static_cast<std::size_t>(experts);
+  const std::size_t count = static_cast<std::size_t>(file_layers) * a_layer;
   if (bytes.size() != kHeadBytes + 8 * count + 8) {
     return "it has " + std::to_string(bytes.size()) + " bytes instead of " +
            std::to_string(kHeadBytes + 8 * count + 8);
@@ -73,8 +74,10 @@ std::string parse(std::string_view bytes, std::uint64_t fingerprint, std::int32_
     return "its checksum does not match";
   }
   if (file_fingerprint != fingerprint) return "it belongs to another checkpoint";
-  uses.resize(count);
-  for (std::uint64_t& n : uses) n = take<std::uint64_t>(bytes, at);
+  out.uses.resize(static_cast<std::size_t>(layers) * a_layer);
+  for (std::uint64_t& n : out.uses) n = take<std::uint64_t>(bytes, at);
+  out.rest.resize(count - out.uses.size());
+  for (std::uint64_t& n : out.rest) n = take<std::uint64_t>(bytes, at);
   return {};
 }
 
@@ -99,9 +102,8 @@ Profile load_profile(const std::string& path, std::uint64_t fingerprint, std::in
     if (::access(path.c_str(), F_OK) != 0) return out;
     reason = "it is empty";
   }
-  if (reason.empty()) reason = parse(bytes, fingerprint, layers, experts, out.uses);
+  if (reason.empty()) reason = parse(bytes, fingerprint, layers, experts, out);
   if (!reason.empty()) {
-    out.uses.clear();
     out.note =
         "profile " + path + " is not used: " + reason + "; delete the file or name another one";
   }

@@ -14,6 +14,7 @@ namespace flashnext::cache {
 
 struct Profile {
   std::vector<std::uint64_t> uses;  // (layers, experts), or empty
+  std::vector<std::uint64_t> rest;  // of layers that the file has beyond those (the MTP head's)
   // Why there are none though the file exists, and what to do; empty: they were read, or there is
   // no such file yet.
   std::string note;

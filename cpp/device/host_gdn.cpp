@@ -126,7 +126,7 @@ void gdn_conv(const GdnConvArgs& args, Context& context) {
       args.beta[i] = math::sigmoid(args.beta[i]);
     }
   });
-  window_push({step, args.u, args.window, dims.slot_stride, kernel - 1,
+  window_push({step, args.u, channels, args.window, dims.slot_stride, kernel - 1,
                static_cast<std::int32_t>(channels)},
               context);
 }

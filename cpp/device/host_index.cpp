@@ -101,8 +101,8 @@ void attn_prepare(const AttnPrepareArgs& args, Context& context) {
   const auto rope = pick(context.isa, lanes4::rope_head, lanes8::rope_head, lanes16::rope_head);
   const auto mean = pick(context.isa, lanes4::mean_rows, lanes8::mean_rows, lanes16::mean_rows);
 
-  // Units of a row: query heads, kv heads, index query heads, the raw index key.
-  const std::int64_t units = dims.heads + dims.kv_heads + dims.index_heads + 1;
+  // Units of a row: query heads, kv heads, index query heads.
+  const std::int64_t units = dims.heads + dims.kv_heads + dims.index_heads;
   context.pool.parallel_for(rows * units, 8, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t piece = begin; piece < end; ++piece) {
       const std::int64_t r = piece / units;
@@ -117,9 +117,9 @@ void attn_prepare(const AttnPrepareArgs& args, Context& context) {
         continue;
       }
       unit -= dims.heads;
-      const std::int64_t page = page_of(step, row, row.pos);
-      const std::int64_t slot = row.pos % kPageTokens;
       if (unit < dims.kv_heads) {
+        const std::int64_t page = page_of(step, row, row.pos);
+        const std::int64_t slot = row.pos % kPageTokens;
         const std::int64_t from = (r * dims.kv_heads + unit) * dim;
         const std::int64_t to = ((page * dims.kv_heads + unit) * kPageTokens + slot) * dim;
         float k[kMaxHead];
@@ -131,30 +131,36 @@ void attn_prepare(const AttnPrepareArgs& args, Context& context) {
       }
       unit -= dims.kv_heads;
       const float* index = args.index + (r * (dims.index_heads + 1) + unit) * idim;
-      if (unit < dims.index_heads) {
-        float* iq = args.iq + (r * dims.index_heads + unit) * idim;
-        rms(index, idim, args.iq_norm, dims.eps, iq);
-        rope(iq, table, dims.rotary);
-      } else {
-        std::copy_n(index, idim, args.planes.index_raw + (page * kPageTokens + slot) * idim);
-      }
+      float* iq = args.iq + (r * dims.index_heads + unit) * idim;
+      rms(index, idim, args.iq_norm, dims.eps, iq);
+      rope(iq, table, dims.rotary);
     }
   });
 
   // Blocks that a row of this step completes; their first keys may be of an earlier step.
+  const WindowPushArgs push = index_push(args);
   context.pool.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const Row& row = step.rows[r];
       if ((row.pos + 1) % dims.block != 0) continue;
+      const Segment& segment = step.segments[row.segment];
+      const float* window = args.window + segment.state_in * args.slot_stride;
+      const float* raw[kPageTokens];
+      for (int i = 0; i < dims.block; ++i) {
+        const std::int64_t t = r - segment.row0 - (dims.block - 1 - i);  // row of the segment
+        raw[i] = t >= 0 ? push.x + (segment.row0 + t) * push.x_stride
+                        : window + (dims.block - 1 + t) * idim;
+      }
       const std::int32_t start = row.pos + 1 - dims.block;
       const std::int64_t at = page_of(step, row, start) * kPageTokens + start % kPageTokens;
       float* pooled = args.planes.index_pooled + at / dims.block * idim;
       float pool[kMaxHead];
-      mean(args.planes.index_raw + at * idim, dims.block, idim, pool);
+      mean(raw, dims.block, idim, pool);
       rms(pool, idim, args.ik_norm, dims.eps, pooled);
       rope(pooled, args.rope + std::int64_t{start} * dims.rotary, dims.rotary);
     }
   });
+  window_push(push, context);
 }
 
 void index_select(const IndexSelectArgs& args, Context& context) {

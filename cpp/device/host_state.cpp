@@ -28,7 +28,7 @@ void window_push(const WindowPushArgs& args, Context&) {
   const auto row_bytes = static_cast<std::size_t>(args.channels) * sizeof(float);
   for (std::int32_t i = 0; i < args.step.head->segments; ++i) {
     const Segment& segment = args.step.segments[i];
-    const float* x = args.x + std::int64_t{segment.row0} * args.channels;
+    const float* x = args.x + segment.row0 * args.x_stride;
     const float* old = args.window + segment.state_in * args.slot_stride;
     float* window = args.window + segment.state_out * args.slot_stride;
     // Row k of the new window is row k + rows of (old window, x). Ascending k: the old rows that
@@ -37,7 +37,7 @@ void window_push(const WindowPushArgs& args, Context&) {
       float* to = window + std::int64_t{k} * args.channels;
       const std::int32_t from = k + segment.rows;
       if (from >= args.depth) {
-        std::memcpy(to, x + std::int64_t{from - args.depth} * args.channels, row_bytes);
+        std::memcpy(to, x + (from - args.depth) * args.x_stride, row_bytes);
       } else if (segment.pos0 == 0) {
         std::memset(to, 0, row_bytes);
       } else if (const float* source = old + std::int64_t{from} * args.channels; source != to) {

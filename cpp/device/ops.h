@@ -286,7 +286,8 @@ struct GdnGateArgs {
 struct WindowPushArgs {
   static constexpr Op kOp = Op::kWindowPush;
   StepView step;
-  const float* x;            // (rows, channels)
+  const float* x;  // (rows, channels), rows x_stride floats apart
+  std::int64_t x_stride;
   float* window;             // state: (slots; depth, channels), oldest first
   std::int64_t slot_stride;  // floats
   std::int32_t depth;
@@ -312,12 +313,16 @@ struct AttnDims {
 struct KvPlanes {
   std::uint16_t* k;     // fp16 (pages, kv_heads, 64, head_dim), roped
   std::uint16_t* v;     // fp16 (pages, kv_heads, 64, head_dim)
-  float* index_raw;     // (pages, 64, index_dim)
   float* index_pooled;  // (pages, 64 / block, index_dim), normed and roped at the block start
 };
 
-// Norms, RoPE and cache writes: K, V, raw index keys of every row, and the pooled key of each block
-// that a row completes.
+// Norms, RoPE and cache writes: K and V of every row, and the pooled key of each block that a row
+// completes, of raw index keys that are rows of this step or stand in the window of state_in; then
+// the push of the raw keys, as kWindowPush does it: window of state_out = the last block - 1 of
+// (window of state_in, then those of the rows).
+//
+// NOTE: the window of state_in must be complete before the op that precedes this one in its stream
+// starts: a device may read it while that op still runs.
 struct AttnPrepareArgs {
   static constexpr Op kOp = Op::kAttnPrepare;
   StepView step;
@@ -332,9 +337,23 @@ struct AttnPrepareArgs {
   const float* ik_norm;  // (index_dim), 1 + w
   const float* rope;     // (positions, rotary): rotary/2 cosines, then rotary/2 sines
   KvPlanes planes;
-  float* q;   // out (rows, heads, head_dim), normed, roped
-  float* iq;  // out (rows, index_heads, index_dim), normed, roped
+  float* window;             // in/out state: (slots; block - 1, index_dim) raw keys, oldest first
+  std::int64_t slot_stride;  // floats
+  float* q;                  // out (rows, heads, head_dim), normed, roped
+  float* iq;                 // out (rows, index_heads, index_dim), normed, roped
 };
+
+// The raw index keys of the rows, as what is pushed onto their window.
+inline WindowPushArgs index_push(const AttnPrepareArgs& args) {
+  const AttnDims& d = args.dims;
+  return {args.step,
+          args.index + std::int64_t{d.index_heads} * d.index_dim,
+          std::int64_t{d.index_heads + 1} * d.index_dim,
+          args.window,
+          args.slot_stride,
+          d.block - 1,
+          d.index_dim};
+}
 
 // Which blocks a row may see. count = -1: all of its past (dense, while complete blocks <=
 // max_blocks). Else the max_blocks best complete blocks, ascending by block index; the tail 4 nb ..

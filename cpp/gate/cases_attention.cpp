@@ -44,8 +44,9 @@ struct TwoLanes {
     for (std::size_t i = pages.size(); i > 1; --i) {
       std::swap(pages[i - 1], pages[z(random.below(static_cast<std::int32_t>(i)))]);
     }
+    // One lane's state stays in its slot, the other's moves into the last.
     for (std::int32_t l = 0; l < kLanes; ++l) {
-      segments.push_back({l * n, n, pos0, l, l, l});
+      segments.push_back({l * n, n, pos0, l, l, l == 0 ? l : kLanes});
       for (std::int32_t i = 0; i < n; ++i) rows.push_back({1, 0, 0, pos0 + i, l, l});
     }
   }
@@ -124,8 +125,8 @@ Case attn_prepare_case(const AttnShape& s, std::int32_t pos0, std::int32_t rows)
   // unit where a sum rounds the other way.
   const auto k_plane = c.add_output("keys", cache(random, s, lanes, pos0), 0, 5e-4);
   const auto v_plane = c.add_output("values", cache(random, s, lanes, pos0), 0, 0);
-  const auto raw =
-      c.add_output("index_raw", random.floats(z(lanes.num_pages) * kPageTokens * kIndexDim), 0, 0);
+  const std::int64_t stride = (kBlock - 1) * kIndexDim + 32;
+  const auto window = c.add_output("window", random.floats(z(kLanes + 1) * z(stride)), 0, 0);
   const auto pooled = c.add_output(
       "index_pooled", random.floats(z(lanes.num_pages) * kPageBlocks * kIndexDim), 0, 2e-6);
   const auto q = c.out<float>("q", z(s.heads * kHeadDim), 2e-6);
@@ -143,8 +144,9 @@ Case attn_prepare_case(const AttnShape& s, std::int32_t pos0, std::int32_t rows)
     a.iq_norm = p.at<float>(iq_norm);
     a.ik_norm = p.at<float>(ik_norm);
     a.rope = p.at<float>(rope_at);
-    a.planes = {p.at<std::uint16_t>(k_plane), p.at<std::uint16_t>(v_plane), p.at<float>(raw),
-                p.at<float>(pooled)};
+    a.planes = {p.at<std::uint16_t>(k_plane), p.at<std::uint16_t>(v_plane), p.at<float>(pooled)};
+    a.window = p.at<float>(window);
+    a.slot_stride = stride;
     a.q = p.at<float>(q);
     a.iq = p.at<float>(iq);
     enqueue(p, a);

@@ -134,7 +134,8 @@ Case window_push_case(const Dims& d, std::int32_t depth, const std::vector<std::
   c.segments = static_cast<std::int32_t>(s.segments.size());
   const std::int32_t channels = d.streams * d.dim;
   const std::int64_t stride = std::int64_t{depth} * channels + 32;
-  const auto x = c.add("x", random.floats(z(c.rows) * z(channels)));
+  const std::int64_t x_stride = channels + 8;
+  const auto x = c.add("x", random.floats(z(c.rows) * z(x_stride)));
   const auto segments = c.add("segments", s.segments);
   const auto window = c.add_output("window", random.floats(z(2 * c.segments) * z(stride)), 0, 0);
   const std::int32_t max_segments = c.segments + 2;
@@ -145,6 +146,7 @@ Case window_push_case(const Dims& d, std::int32_t depth, const std::vector<std::
     a.step.max_segments = max_segments;
     a.step.max_rows = p.max_rows;
     a.x = p.at<float>(x);
+    a.x_stride = x_stride;
     a.window = p.at<float>(window);
     a.slot_stride = stride;
     a.depth = depth;

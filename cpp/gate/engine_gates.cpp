@@ -205,8 +205,8 @@ class EngineGates {
     if (engine_.free_snapshots() == 0) return;
     const std::size_t end = std::min<std::size_t>(ids_.size(), 200);
     const std::int32_t lane = lanes_ - 1;
-    for (const std::size_t at :
-         {std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65}, std::size_t{130}}) {
+    for (const std::size_t at : {std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{65},
+                                 std::size_t{130}, std::size_t{131}}) {
       if (at + 1 >= end) continue;
       Bits ignored, bits;
       engine_.reset(0);

@@ -172,9 +172,11 @@ void sequences(Plan& plan) {
 }
 
 void attention(Plan& plan) {
-  for (const std::int32_t pos0 : {0, 61, 130}) {
-    plan.add("ops", attn_prepare_case, kTinyAttention, pos0, 3);
-    plan.add("ops", attn_prepare_case, kTinyAttention, pos0, 70);
+  // Every place in a block, and as many rows as leave one open, end one or begin another.
+  for (const std::int32_t pos0 : {0, 61, 62, 63, 64, 130}) {
+    for (const std::int32_t rows : {1, 2, 3, 5, 70}) {
+      plan.add("ops", attn_prepare_case, kTinyAttention, pos0, rows);
+    }
     plan.add("ops", attn_prepare_case, kRealAttention, pos0, 4);
   }
   for (const std::int32_t rows : {1, 9}) {

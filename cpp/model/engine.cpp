@@ -24,10 +24,11 @@ Engine::Engine(Device& device, const Checkpoint& checkpoint, const Weights& weig
       shape_(checkpoint.shape()),
       options_(options),
       cache_(cache),
-      mtp_(options.mtp && weights.mtp.has_value()),
+      mtp_(options.mtp),
       streams_(device),
       copies_(device),
       gather_pool_(1) {
+  check(!mtp_ || weights.mtp.has_value(), "the MTP head has no weights");
   if (options_.lanes < 1 || options_.lanes > 64) {
     throw InputError("lanes = " + number(options_.lanes) + ": must be 1 to 64");
   }
@@ -315,7 +316,7 @@ void Engine::fill(const Built& built, std::span<const LaneRows> rows) {
   const StepBuffer& b = *built.buffer;
   StepHead head{};
   const bool staged = built.bucket.rows <= kMaxDecodeRows;
-  for (LaneState& l : lanes_) l.rewindable = false;
+  for (LaneState& l : lanes_) l.stepped = l.rewindable = false;
   outputs_.clear();
   for (const LaneRows& r : rows) {
     LaneState& l = lane(r.lane);
@@ -356,6 +357,7 @@ void Engine::fill(const Built& built, std::span<const LaneRows> rows) {
     ++head.segments;
     fill_pages(b, r.lane);
     l.last = segment;
+    l.stepped = true;
   }
   b.head() = head;
 }
@@ -394,6 +396,12 @@ const std::vector<StepOutput>& Engine::step(std::span<const LaneRows> rows, bool
   fill(built, rows);
   run_layers(built, {built.trunk_program, built.trunk_graphs, *built.buffer, 0, shape_.layers},
              total);
+  if (mtp_) {  // its state goes with the trunk's into the other slot
+    for (const LaneRows& r : rows) {
+      const LaneState& l = lane(r.lane);
+      if (l.last.state_out != l.slot) copy_mtp_state(l.last.state_out, l.slot);
+    }
+  }
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   if (fetch_logits && outputs > 0) {
     device_.copy_async(streams_.main(), logits_host_.data(), built.trunk.logits,

@@ -29,7 +29,7 @@ struct EngineOptions {
   std::int32_t levels = 32258;   // of an activation: 32258 or 127
   std::int32_t token_limit = 0;  // ids >= it are never sampled; 0: the vocabulary
   bool graphs = true;            // replay captured graphs; false: enqueue op by op
-  bool mtp = true;               // build the MTP head when the checkpoint has one
+  bool mtp = false;              // build the MTP head, whose weights must be there
   std::int32_t snapshots = 8;    // snapshots that may exist at once
   bool taps = false;             // keep the streams after every layer (debugging, reference tests)
   bool forced_routing = false;   // steps of few rows may be told their experts (benches)
@@ -117,7 +117,8 @@ class Engine {
   const std::vector<StepOutput>& step(std::span<const LaneRows> rows, bool fetch_logits);
 
   // Keeps the first `keep` rows of the lane's part of the last step, which had at most
-  // kMaxDecodeRows rows in all and at least two in this lane (keep = all is always allowed).
+  // kMaxDecodeRows rows in all and at least two in this lane (keep = all is always allowed). Comes
+  // before the mtp_step of these rows.
   void rewind(std::int32_t lane, std::int32_t keep);
 
   // Makes room for `tokens` more positions; false when no page is free (drop snapshots, then try
@@ -143,9 +144,9 @@ class Engine {
   void release(Snapshot& snapshot);
 
   // Runs the MTP slots that the lane's part of the last step completes. Slot s pairs the trunk's
-  // streams at s with token s + 1; `next` is the token after the last row, or -1 when unknown (that
-  // slot is then left for the next call). Must be called after every step of a lane from position 0
-  // on. Returns logits (slots, vocab).
+  // streams at s with token s + 1; `next` is the token after the last row, with which the sequence
+  // must go on, or -1 when unknown (that slot is then left for the next call). Must be called after
+  // every step of a lane from position 0 on, before any other step. Returns logits (slots, vocab).
   std::vector<float> mtp_step(std::int32_t lane, std::int32_t next);
 
   // Streams after every layer of the last row of the last step: (layers, S * D). Needs
@@ -181,8 +182,10 @@ class Engine {
     std::vector<std::int32_t> pages;
     std::int32_t slot = 0;   // current recurrent state
     std::int32_t spare = 0;  // the other slot of the lane
-    // The lane's part of the last step, for rewind().
+    // The lane's part of the last step, for rewind() and mtp_step(); `stepped`: it had one, and the
+    // lane has not been emptied or restored since.
     Segment last{};
+    bool stepped = false;
     bool rewindable = false;
     std::int32_t mtp_length = 0;
   };
@@ -231,6 +234,7 @@ class Engine {
   void fill(const Built& built, std::span<const LaneRows> rows);
   void fill_pages(const StepBuffer& buffer, std::int32_t lane);
   void gather_ngrams(const Built& built);
+  void copy_mtp_state(std::int32_t to, std::int32_t from);  // slots
   void* snapshot_block(std::int32_t block) const;
   SlotCopy& copy_of(std::int32_t slot) { return slot_copies_[static_cast<std::size_t>(slot)]; }
   bool copied_out(std::int32_t slot);

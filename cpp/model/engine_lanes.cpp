@@ -31,7 +31,6 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
   }
   l.last.rows = keep;
   l.ids.resize(static_cast<std::size_t>(l.last.pos0 + keep));
-  l.mtp_length = std::min(l.mtp_length, l.last.pos0 + keep);
   ++counters_.rewinds;
 }
 
@@ -61,7 +60,7 @@ void Engine::reset(std::int32_t index) {
   for (const std::int32_t page : l.pages) state_->drop_page(page);
   l.pages.clear();
   l.ids.clear();
-  l.rewindable = false;
+  l.stepped = l.rewindable = false;
   l.mtp_length = 0;
 }
 

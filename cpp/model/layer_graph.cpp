@@ -25,8 +25,8 @@ class GdnPart {
     b.reuse_nothing();
   }
 
-  TrunkBuffers::Stage add(const GdnWeights& w, const SlotLayout::Gdn& slot, const float* x,
-                          float* y) {
+  void add(const GdnWeights& w, const SlotLayout::Gdn& slot, const float* x, float* y,
+           TrunkBuffers& out) {
     const ModelShape& s = p_.shape();
     GraphBuilder& b = p_.builder();
     if (staged_) kept_ = take_kept();
@@ -51,16 +51,15 @@ class GdnPart {
     conv.decay = kept_.decay;
     conv.beta = kept_.beta;
     b.add(Lane::kMain, conv);
-    TrunkBuffers::Stage stage{};
-    stage.recur = {p_.step(), dims, kept_.qkv, kept_.decay, kept_.beta, pool.slots() + slot.state,
-                   o_};
-    stage.push = {p_.step(),        kept_.u,          conv.window,
-                  dims.slot_stride, s.gdn_kernel - 1, s.gdn_channels()};
-    b.add(Lane::kMain, stage.recur);
+    const GdnRecurArgs recur{
+        p_.step(), dims, kept_.qkv, kept_.decay, kept_.beta, pool.slots() + slot.state, o_};
+    b.add(Lane::kMain, recur);
+    out.recurrences.push_back(recur);
+    out.pushes.push_back({p_.step(), kept_.u, s.gdn_channels(), conv.window, dims.slot_stride,
+                          s.gdn_kernel - 1, s.gdn_channels()});
     b.add(Lane::kMain, GdnGateArgs{p_.rows(), o_, z_, w.norm, gated_, s.eps, s.gdn_v_heads,
                                    s.gdn_silu_gate ? 1 : 0});
     p_.linear(Lane::kMain, p_.rows(), gated_, {w.out}, {y});
-    return stage;
   }
 
  private:
@@ -145,8 +144,8 @@ class PlePart {
                                    w.norm_conv, gate_, m_, s.eps, s.streams, s.hidden});
     b.add(Lane::kMain, PleConvArgs{p_.step(), streams, gate_, value_, m_, w.conv, window, stride,
                                    s.streams, s.hidden, s.ple_kernel, s.ngram_size});
-    const WindowPushArgs push{p_.step(), m_, window, stride, s.ngram_size * (s.ple_kernel - 1),
-                              s.stack()};
+    const WindowPushArgs push{
+        p_.step(), m_, s.stack(), window, stride, s.ngram_size * (s.ple_kernel - 1), s.stack()};
     b.add(Lane::kMain, push);
     return push;
   }
@@ -201,14 +200,13 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
     if (static_cast<std::int32_t>(l) == s.ple_layer) {
       if (pending_y != nullptr) parts.residual(out.streams, pending_inj, pending_y);
       pending_inj = pending_y = nullptr;
-      out.ple_push = ple->add(out.streams);
-      out.has_ple_push = true;
+      out.pushes.push_back(ple->add(out.streams));
     }
     parts.mix(out.streams, layer.attn_mix, pending_inj, pending_y, t.x, t.inj);
     if (layer.kind == LayerKind::kDeltaNet) {
-      out.stages.push_back(gdn.add(layer.gdn, context.state.layout().gdn[l], t.x, t.y));
+      gdn.add(layer.gdn, context.state.layout().gdn[l], t.x, t.y, out);
     } else {
-      parts.attention(layer.attn, context.state.planes(attention_index++), t.x, t.y);
+      out.pushes.push_back(parts.attention(layer.attn, attention_index++, t.x, t.y));
     }
     if (static_cast<std::int32_t>(l) == gather_layer) ple->begin();
     parts.mix(out.streams, layer.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
@@ -231,13 +229,11 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
 }
 
 void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepView& step) {
-  for (TrunkBuffers::Stage stage : trunk.stages) {
-    stage.recur.step = stage.push.step = step;
-    builder.add(Lane::kMain, stage.recur);
-    builder.add(Lane::kMain, stage.push);
+  for (GdnRecurArgs recur : trunk.recurrences) {
+    recur.step = step;
+    builder.add(Lane::kMain, recur);
   }
-  if (trunk.has_ple_push) {
-    WindowPushArgs push = trunk.ple_push;
+  for (WindowPushArgs push : trunk.pushes) {
     push.step = step;
     builder.add(Lane::kMain, push);
   }
@@ -265,14 +261,9 @@ MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const S
   builder.add(Lane::kMain, MtpJoinArgs{parts.rows(), fe, fh, out.streams, s.streams, s.hidden});
 
   parts.mix(out.streams, w.block.attn_mix, nullptr, nullptr, t.x, t.inj);
-  const auto layers = context.weights.layers.size();
-  std::size_t planes = 0;
-  for (std::size_t l = 0; l < layers; ++l) {
-    if (context.weights.layers[l].kind == LayerKind::kAttention) ++planes;
-  }
-  parts.attention(w.block.attn, context.state.planes(planes), t.x, t.y);
+  parts.attention(w.block.attn, context.state.layout().index_windows.size() - 1, t.x, t.y);
   parts.mix(out.streams, w.block.mlp_mix, t.inj, t.y, t.mlp_x, t.mlp_inj);
-  parts.moe(w.block.moe, layers, t.mlp_x, t.mlp_y);
+  parts.moe(w.block.moe, context.weights.layers.size(), t.mlp_x, t.mlp_y);
   parts.residual(out.streams, t.mlp_inj, t.mlp_y);
   parts.head(out.streams, w.mixer, &out.logits, &out.tokens);
   return out;

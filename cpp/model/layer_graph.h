@@ -37,19 +37,14 @@ struct TrunkBuffers {
   std::size_t scratch;   // mark of the builder: where the trunk's other buffers begin
   float* logits;         // (outputs, vocab)
   std::int32_t* tokens;  // (outputs): what the sampler drew
-  // What a rewind replays: the recurrence on what the convolution gave it, and the push of the
-  // window. Kept apart a layer when `staged`.
-  struct Stage {
-    GdnRecurArgs recur;
-    WindowPushArgs push;
-  };
-  std::vector<Stage> stages;
-  WindowPushArgs ple_push;
-  bool has_ple_push;
+  // What a rewind replays: recurrences on what their convolutions gave them, and the push of every
+  // window. Their inputs are kept apart a layer when `staged`.
+  std::vector<GdnRecurArgs> recurrences;
+  std::vector<WindowPushArgs> pushes;
 };
 
 struct TrunkOptions {
-  bool staged = false;  // the step may be rewound: per-layer inputs of the recurrences are kept
+  bool staged = false;  // the step may be rewound: what that replays is kept a layer
   // Pinned (outputs): the sampler writes there, so that a token needs no copy. Null: device memory.
   std::int32_t* tokens = nullptr;
   float* taps = nullptr;  // (layers, rows, S * D): streams after every layer, or null

@@ -20,7 +20,7 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   at_.qg = b_.take<float>(r * 2 * s_.q_dim());
   at_.k = b_.take<float>(r * s_.kv_dim());
   at_.v = b_.take<float>(r * s_.kv_dim());
-  at_.index = b_.take<float>(r * (s_.index_heads + 1) * s_.index_dim);
+  if (overlaid_) at_.index = take_index();
   at_.q = b_.take<float>(r * s_.q_dim());
   at_.iq = b_.take<float>(r * s_.index_heads * s_.index_dim);
   at_.o = b_.take<float>(r * s_.q_dim());
@@ -33,6 +33,10 @@ LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const
   moe_.slot_y = b_.take<float>(r * s_.top_k * s_.hidden);
   moe_.shared_y = b_.take<float>(r * s_.hidden);
   b_.reuse_nothing();
+}
+
+float* LayerParts::take_index() {
+  return b_.take<float>(std::int64_t{step_.max_rows} * (s_.index_heads + 1) * s_.index_dim);
 }
 
 MixArgs LayerParts::mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const {
@@ -84,7 +88,10 @@ void LayerParts::residual(float* streams, const float* inj, const float* y) {
   b_.add(Lane::kMain, ResidualArgs{rows(), streams, inj, y, s_.streams, s_.hidden});
 }
 
-void LayerParts::attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y) {
+WindowPushArgs LayerParts::attention(const AttnWeights& w, std::size_t index, const float* x,
+                                     float* y) {
+  const KvPlanes& planes = c_.state.planes(index);
+  if (!overlaid_) at_.index = take_index();  // a rewind pushes its raw keys again
   linear(Lane::kMain, rows(), x, {w.q, w.k, w.v, w.index}, {at_.qg, at_.k, at_.v, at_.index});
   AttnPrepareArgs prepare{};
   prepare.step = step_;
@@ -99,6 +106,8 @@ void LayerParts::attention(const AttnWeights& w, const KvPlanes& planes, const f
   prepare.ik_norm = w.ik_norm;
   prepare.rope = c_.weights.rope;
   prepare.planes = planes;
+  prepare.window = c_.state.slots() + c_.state.layout().index_windows.at(index);
+  prepare.slot_stride = c_.state.layout().floats;
   prepare.q = at_.q;
   prepare.iq = at_.iq;
   b_.add(Lane::kMain, prepare);
@@ -125,6 +134,7 @@ void LayerParts::attention(const AttnWeights& w, const KvPlanes& planes, const f
   attend.max_context = c_.window;
   b_.add(Lane::kMain, attend);
   linear(Lane::kMain, rows(), at_.o, {w.o}, {y});
+  return index_push(prepare);
 }
 
 void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, float* y) {

@@ -42,8 +42,9 @@ class LayerParts {
              std::initializer_list<float*> y);
   void residual(float* streams, const float* inj, const float* y);
 
-  // y = attention(x), with the layer's planes.
-  void attention(const AttnWeights& w, const KvPlanes& planes, const float* x, float* y);
+  // y = attention(x); `index` counts the attention layers, the MTP head's comes last. Returns the
+  // push of the raw index keys, for a rewind.
+  WindowPushArgs attention(const AttnWeights& w, std::size_t index, const float* x, float* y);
   // y = mixture of experts (x); `layer` counts the layers with experts, the MTP head's comes last.
   void moe(const MoeWeights& w, std::size_t layer, const float* x, float* y);
   // Final mix over the rows whose logits are wanted, head, sampler. Takes *tokens when null.
@@ -56,6 +57,7 @@ class LayerParts {
  private:
   // What every mix of the model has in common.
   MixArgs mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const;
+  float* take_index();  // (rows, index_heads + 1, index_dim)
   // The routed experts of few rows, those with a line while the others are fetched or computed by
   // the processor; `e` is for all pairs.
   void cached_experts(ExpertsArgs e, std::size_t layer);

@@ -177,9 +177,11 @@ OpCost Costs::of(Op op) const {
     }
     case Op::kAttnPrepare: {
       const auto& a = as<AttnPrepareArgs>(args_);
+      // K and V are written as fp16, a pooled key a block; a window is read and written.
       const U64 floats = mul(2 * a.dims.heads + 3 * a.dims.kv_heads, a.dims.head_dim) +
-                         mul(2 * a.dims.index_heads + 2, a.dims.index_dim);
-      return moved(rows() * floats * kF);
+                         mul(2 * a.dims.index_heads + 1, a.dims.index_dim);
+      const U64 keys = rows() / mul(a.dims.block) + segments() * mul(2, a.dims.block - 1);
+      return moved((rows() * floats + keys * mul(a.dims.index_dim)) * kF);
     }
     case Op::kIndexSelect:
       return index_select();

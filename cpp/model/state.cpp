@@ -13,15 +13,12 @@ std::size_t attention_layers(const ModelShape& shape, bool mtp) {
 }
 
 struct PageElements {
-  std::size_t kv, raw, pooled;
+  std::size_t kv, pooled;
   explicit PageElements(const ModelShape& s)
       : kv(static_cast<std::size_t>(s.kv_dim()) * kPageTokens),
-        raw(static_cast<std::size_t>(s.index_dim) * kPageTokens),
         pooled(static_cast<std::size_t>(s.index_dim) *
                static_cast<std::size_t>(kPageTokens / s.index_block)) {}
-  std::size_t bytes() const {
-    return 2 * kv * sizeof(std::uint16_t) + (raw + pooled) * sizeof(float);
-  }
+  std::size_t bytes() const { return 2 * kv * sizeof(std::uint16_t) + pooled * sizeof(float); }
 };
 
 }  // namespace
@@ -44,7 +41,15 @@ SlotLayout slot_layout(const ModelShape& shape, bool mtp) {
     layout.ple_window =
         take(std::int64_t{shape.ngram_size} * (shape.ple_kernel - 1) * shape.stack());
   }
-  if (mtp) layout.carry = take(shape.stack());
+  const auto take_index_window = [&] {
+    layout.index_windows.push_back(take(std::int64_t{shape.index_block - 1} * shape.index_dim));
+  };
+  for (std::size_t i = 0; i < attention_layers(shape, false); ++i) take_index_window();
+  layout.mtp = at;
+  if (mtp) {
+    take_index_window();
+    layout.carry = take(shape.stack());
+  }
   layout.floats = at;
   return layout;
 }
@@ -66,7 +71,6 @@ StatePool::StatePool(Device& device, const ModelShape& shape, bool mtp, std::int
       references_(static_cast<std::size_t>(num_pages), 0) {
   const PageElements page(shape);
   kv_page_ = page.kv;
-  raw_page_ = page.raw;
   pooled_page_ = page.pooled;
   const auto n = static_cast<std::size_t>(num_pages);
   auto* at = pages_.as<std::byte>();
@@ -79,7 +83,6 @@ StatePool::StatePool(Device& device, const ModelShape& shape, bool mtp, std::int
     KvPlanes planes{};
     planes.k = reinterpret_cast<std::uint16_t*>(take(n * kv_page_ * 2));
     planes.v = reinterpret_cast<std::uint16_t*>(take(n * kv_page_ * 2));
-    planes.index_raw = reinterpret_cast<float*>(take(n * raw_page_ * sizeof(float)));
     planes.index_pooled = reinterpret_cast<float*>(take(n * pooled_page_ * sizeof(float)));
     planes_.push_back(planes);
   }
@@ -114,8 +117,6 @@ void StatePool::copy_page(Device& device, StreamId stream, std::int32_t to,
   for (const KvPlanes& p : planes_) {
     device.copy_async(stream, p.k + t * kv_page_, p.k + f * kv_page_, kv_page_ * 2);
     device.copy_async(stream, p.v + t * kv_page_, p.v + f * kv_page_, kv_page_ * 2);
-    device.copy_async(stream, p.index_raw + t * raw_page_, p.index_raw + f * raw_page_,
-                      raw_page_ * sizeof(float));
     device.copy_async(stream, p.index_pooled + t * pooled_page_, p.index_pooled + f * pooled_page_,
                       pooled_page_ * sizeof(float));
   }

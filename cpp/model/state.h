@@ -3,8 +3,9 @@
 // A page holds kPageTokens tokens of every attention layer (the MTP head's included); a lane's
 // pages stand in its row of the page table in position order. Pages are counted references: a
 // snapshot may hold pages that a lane still reads. A slot is one contiguous block with everything
-// recurrent (DeltaNet M and windows, n-gram window), so that a snapshot is one copy. Neither needs
-// clearing: a segment at position 0 takes its old state as zero.
+// recurrent (DeltaNet M and windows, the n-gram window, raw index keys of the unfinished block), so
+// that a snapshot is one copy. Neither needs clearing: a segment at position 0 takes its old state
+// as zero.
 #pragma once
 
 #include "cpp/checkpoint/model_shape.h"
@@ -23,8 +24,11 @@ struct SlotLayout {
   };
   std::vector<Gdn> gdn;          // a layer; unused entries for attention layers
   std::int64_t ple_window = -1;  // (dilation * (kernel - 1), streams * hidden)
-  std::int64_t carry =
-      -1;  // (streams * hidden): the trunk's streams at the last position, for the MTP head
+  // (index_block - 1, index_dim) an attention layer in layer order; the MTP head's comes last.
+  std::vector<std::int64_t> index_windows;
+  // (streams * hidden): the trunk's streams at the last position, for the MTP head.
+  std::int64_t carry = -1;
+  std::int64_t mtp = 0;     // from here on the slot holds the state of the MTP head
   std::int64_t floats = 0;  // of one slot, a multiple of 64
 };
 SlotLayout slot_layout(const ModelShape& shape, bool mtp);
@@ -66,7 +70,7 @@ class StatePool {
   std::vector<KvPlanes> planes_;
   std::vector<std::int32_t> references_;
   std::vector<std::int32_t> free_;
-  std::size_t kv_page_ = 0, raw_page_ = 0, pooled_page_ = 0;  // elements of one page of one plane
+  std::size_t kv_page_ = 0, pooled_page_ = 0;  // elements of one page of one plane
 };
 
 }  // namespace flashnext

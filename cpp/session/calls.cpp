@@ -114,8 +114,7 @@ void Session::walk(std::span<const std::int32_t> ids,
 
 std::vector<float> Session::mtp_logits(std::span<const std::int32_t> ids) {
   if (!engine_->has_mtp()) {
-    throw InputError(
-        "this checkpoint has no MTP head; only checkpoints with mtp.* tensors have MTP logits");
+    throw InputError("mtp_logits() needs a session opened with mtp = true");
   }
   std::vector<float> all;
   walk(ids, [&](std::int32_t lane, std::int32_t next) {

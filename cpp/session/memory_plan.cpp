@@ -21,6 +21,7 @@ WeightOptions weight_options(const SessionOptions& o, bool offload) {
   weights.rope_positions = o.window;
   weights.experts = !offload;
   weights.embedding = !offload;
+  weights.mtp = o.mtp;
   return weights;
 }
 
@@ -34,7 +35,7 @@ EngineOptions engine_options(const SessionOptions& o, bool offload) {
   engine.graphs = o.graphs;
   engine.snapshots = o.snapshots;
   engine.taps = o.taps;
-  engine.forced_routing = o.forced_routing;
+  engine.mtp = o.mtp;
   engine.forced_routing = o.forced_routing;
   return engine;
 }
@@ -135,7 +136,7 @@ class MemoryPlanner {
     if (offload) {
       result.cache = cache_options(o_, c_.shape(), lines);
       PlanDevice uncounted(sizes_);  // the bank comes last: it takes the RAM that others leave
-      const Bank bank = Bank::plan(c_, uncounted, {1, 1});
+      const Bank bank = Bank::plan(c_, uncounted, {1, 1, o_.mtp});
       for (const Bank::Layer& layer : bank.layers()) {
         result.slice += static_cast<std::uint64_t>(layer.layout.bytes);
       }
@@ -163,7 +164,7 @@ class MemoryPlanner {
     result.bank_limit =
         o_.host_limit > 0 ? std::min(o_.host_limit, free) : free - std::min(free, host_.reserve);
     result.bank_limit = std::max<std::uint64_t>(result.bank_limit, 1);
-    result.bank = Bank::plan(c_, plan, {result.bank_limit, 1}).report();
+    result.bank = Bank::plan(c_, plan, {result.bank_limit, 1, o_.mtp}).report();
     const std::uint64_t before = result.host_bytes;
     sum(plan, result);
     result.bank_bytes = result.host_bytes - before;

@@ -59,7 +59,7 @@ std::string cuda_refusal(int ordinal, const std::vector<std::string>& accepted) 
   return {};
 }
 
-void check_options(const SessionOptions& o) {
+void check_options(const SessionOptions& o, const Checkpoint& checkpoint) {
   const auto refuse = [](const std::string& name, const std::string& value, const char* expected) {
     throw InputError(name + " = " + value + ": must be " + expected);
   };
@@ -74,6 +74,10 @@ void check_options(const SessionOptions& o) {
     refuse("link_limit", std::to_string(o.link_limit), "0 (off) or bytes a second");
   }
   cache::parse_cpu_misses(o.cpu_misses);  // throws for what is no such option
+  if (o.mtp && !checkpoint.has_mtp()) {
+    throw InputError(
+        "mtp = true: this checkpoint has no MTP head (no mtp.* tensors); leave it off");
+  }
 }
 
 }  // namespace
@@ -92,9 +96,11 @@ std::string Session::save_profile() {
   keep_profile_ = false;
   try {
     between_steps([&] { cache_->catch_up(); });
-    const cache::CacheShape& c = cache_->shape();
-    return cache::save_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts,
-                               cache_->planner().total());
+    const std::span<const std::uint64_t> here = cache_->planner().total();
+    std::vector<std::uint64_t> uses(here.begin(), here.end());
+    uses.insert(uses.end(), profile_rest_.begin(), profile_rest_.end());
+    return cache::save_profile(options_.profile, fingerprint(checkpoint_),
+                               shape().layers + shape().mtp_layers, shape().experts, uses);
   } catch (const std::exception& e) {
     return e.what();
   }
@@ -110,7 +116,7 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
   std::unique_ptr<Session> s(new Session(std::move(checkpoint), options));
   s->notes_ = s->checkpoint_.notes();
   SessionOptions& o = s->options_;
-  check_options(o);
+  check_options(o, s->checkpoint_);
   o.window = resolve_window(s->shape(), o.window);
   s->open_device();
   const MemoryPlan plan = plan_memory(s->checkpoint_, o, *s->device_);
@@ -140,7 +146,8 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
 
 // The experts in host memory, and the room for their lines on the device.
 void Session::open_cache(const MemoryPlan& plan, const Progress& progress) {
-  bank_ = std::make_unique<Bank>(Bank::fill(checkpoint_, *device_, {plan.bank_limit, 0}, progress));
+  bank_ = std::make_unique<Bank>(
+      Bank::fill(checkpoint_, *device_, {plan.bank_limit, 0, options_.mtp}, progress));
   if (!bank_->report().note.empty()) notes_.push_back(bank_->report().note);
   cache::CacheOptions options = plan.cache;
   options.cpu = needs_cpu(options_, *bank_);
@@ -159,6 +166,10 @@ void Session::fill_cache(const Progress& progress) {
     profile = cache::load_profile(options_.profile, fingerprint(checkpoint_), c.layers, c.experts);
     if (!profile.note.empty()) notes_.push_back(profile.note);
     keep_profile_ = profile.note.empty() && options_.keep_profile;
+    // The file is the checkpoint's: an MTP head that is not here keeps its place in it.
+    profile_rest_ = std::move(profile.rest);
+    profile_rest_.resize(static_cast<std::size_t>(shape().layers + shape().mtp_layers - c.layers) *
+                         static_cast<std::size_t>(c.experts));
   }
   cache_->fill(options_.policy, profile.uses, progress);
   cache_->bypass(true);  // until forget(): the lines stay as they were filled

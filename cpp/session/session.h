@@ -48,6 +48,7 @@ struct SessionOptions {
   std::int32_t token_limit = 0;    // ids from here on are never sampled; 0: the whole vocabulary
   std::uint64_t memory_limit = 0;  // bytes; 0: none
   bool taps = false;               // keep the streams after every layer
+  bool mtp = false;                // the MTP head, for drafts: without it it takes no memory
   // Where the routed experts live (design.md 4): "resident" on the device, "offload" in host memory
   // with `cache_lines` of them a layer on the device, "auto": resident when that fits memory_limit
   // and the card.
@@ -141,8 +142,7 @@ class Session {
   std::vector<float> logits(std::span<const std::int32_t> ids, std::int32_t chunk = 0);
   // Log-probability of every token but the first, given those before it: (tokens - 1).
   std::vector<float> score(std::span<const std::int32_t> ids);
-  // MTP logits (tokens - 1, vocab): slot s predicts token s + 2. InputError when the model has no
-  // MTP head.
+  // MTP logits (tokens - 1, vocab): slot s predicts token s + 2. Needs options.mtp.
   std::vector<float> mtp_logits(std::span<const std::int32_t> ids);
   // Streams after every layer at the last position: (layers, streams * hidden). Needs options.taps.
   std::vector<float> streams(std::span<const std::int32_t> ids);
@@ -172,7 +172,8 @@ class Session {
   std::unique_ptr<Bank> bank_;
   std::unique_ptr<cache::ExpertCache> cache_;
   std::unique_ptr<ShareReport> share_;
-  bool keep_profile_ = false;  // the file of uses is ours to replace
+  bool keep_profile_ = false;                // the file of uses is ours to replace
+  std::vector<std::uint64_t> profile_rest_;  // uses of it that are an MTP head's which is not here
   std::unique_ptr<cache::TraceWriter> trace_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Scheduler> scheduler_;

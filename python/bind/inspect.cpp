@@ -79,9 +79,9 @@ void describe(const Checkpoint& c, py::dict& d) {
   places["embedding"] = embedding;
   places["ngram_table"] = table;
   places["mtp"] = mtp;
-  places["kv_per_token"] = page_bytes(c.shape(), c.has_mtp()) / kPageTokens;
+  places["kv_per_token"] = page_bytes(c.shape(), false) / kPageTokens;
   places["state_per_lane"] =
-      static_cast<std::uint64_t>(slot_layout(c.shape(), c.has_mtp()).floats) * sizeof(float);
+      static_cast<std::uint64_t>(slot_layout(c.shape(), false).floats) * sizeof(float);
   d["places"] = places;
 }
 

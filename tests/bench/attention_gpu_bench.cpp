@@ -189,8 +189,9 @@ void attend(int rows, int pos0) {
   prepare.rope = memory.random(static_cast<std::size_t>(context) * 64, -0.7f, 0.7f);
   prepare.planes.k = memory.random_halves(plane);
   prepare.planes.v = memory.random_halves(plane);
-  prepare.planes.index_raw = memory.random(static_cast<std::size_t>(pages) * 64 * 128, -2, 2);
   prepare.planes.index_pooled = memory.random(static_cast<std::size_t>(pages) * 16 * 128, -2, 2);
+  prepare.window = memory.random(3 * 128, -2, 2);
+  prepare.slot_stride = 3 * 128;
   prepare.q = memory.room<float>(n * 24 * 256);
   prepare.iq = memory.room<float>(n * 512);
   IndexSelectArgs select{};

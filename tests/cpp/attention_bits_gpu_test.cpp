@@ -25,7 +25,7 @@ std::vector<Layer> run(const AttnDims& d, const std::vector<const LaneInputs*>& 
   for (int first = 0; first < tokens; first += chunk) {
     const int n = std::min(chunk, tokens - first);
     std::vector<Segment> segments;
-    for (int l = 0; l < n_lanes; ++l) segments.push_back({0, n, first, l, 0, 0});
+    for (int l = 0; l < n_lanes; ++l) segments.push_back({0, n, first, l, l, l});
     StepParts parts = lanes.step(segments);
     parts.max_rows = max_rows;
     const StepView step = parts.on(rig);

@@ -45,13 +45,15 @@ struct Lanes {
   std::vector<std::int32_t> order;
 };
 
+inline constexpr int kSlots = 4;  // of state
+
 struct Planes {
   Planes(Rig& rig, const AttnDims& d, const Lanes& lanes) : dims(d), pages(lanes.num_pages) {
     const std::vector<std::uint16_t> poison(half_count(), 0x7E00);
     planes.k = rig.put(poison);
     planes.v = rig.put(poison);
-    planes.index_raw = rig.put(Floats(raw_count(), kNan));
-    planes.index_pooled = rig.put(Floats(raw_count() / 4, kNan));
+    planes.index_pooled = rig.put(Floats(pooled_count(), kNan));
+    window = rig.put(Floats(window_count(), kNan));
   }
   // Random keys and values at the first `tokens` positions of every lane; the rest stays NaN.
   void fill(Rig& rig, const Lanes& lanes, int tokens, unsigned seed) {
@@ -75,18 +77,23 @@ struct Planes {
   }
   Floats keys(Rig& rig) const { return widened(rig.get(planes.k, half_count())); }
   Floats values(Rig& rig) const { return widened(rig.get(planes.v, half_count())); }
-  Floats raw(Rig& rig) const { return without_nan(rig.get(planes.index_raw, raw_count())); }
   Floats pooled(Rig& rig) const {
-    return without_nan(rig.get(planes.index_pooled, raw_count() / 4));
+    return without_nan(rig.get(planes.index_pooled, pooled_count()));
   }
+  Floats windows(Rig& rig) const { return without_nan(rig.get(window, window_count())); }
   std::size_t half_count() const {
     return size(std::int64_t{pages} * dims.kv_heads * kPageTokens * dims.head_dim);
   }
-  std::size_t raw_count() const { return size(std::int64_t{pages} * kPageTokens * dims.index_dim); }
+  std::size_t pooled_count() const {
+    return size(std::int64_t{pages} * kPageTokens / dims.block * dims.index_dim);
+  }
+  std::size_t window_count() const { return size(kSlots * slot_stride()); }
+  std::int64_t slot_stride() const { return std::int64_t{dims.block - 1} * dims.index_dim + 8; }
 
   AttnDims dims;
   int pages;
   KvPlanes planes{};
+  float* window;  // (slots; block - 1, index_dim)
 
  private:
   // Untouched entries become a number that no other entry has.
@@ -151,6 +158,8 @@ inline Prepared prepare_rows(Rig& rig, const AttnDims& d, const Planes& planes,
   a.ik_norm = rig.put(uniform(size(d.index_dim), 0.5f, 1.5f, 93));
   a.rope = rig.put(rope);
   a.planes = planes.planes;
+  a.window = planes.window;
+  a.slot_stride = planes.slot_stride();
   a.q = rig.put(Floats(total * size(d.heads * d.head_dim), kNan));
   a.iq = rig.put(Floats(total * size(d.index_heads * d.index_dim), kNan));
   rig.run(a);

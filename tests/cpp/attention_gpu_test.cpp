@@ -22,14 +22,14 @@ TEST_F(AttentionGpu, PrepareMatchesTheHost) {
     Planes planes(rig, dims, lanes);
     Floats q, iq;
     // The second step completes blocks that the first one began.
-    for (const auto& [first, n] : {std::pair{0, 70}, {70, 3}, {73, 77}}) {
-      StepParts parts = lanes.step({{0, n, first, 0, 0, 0}, {0, n, first, 1, 0, 0}});
+    for (const auto& [first, n] : {std::pair{0, 70}, {70, 1}, {71, 3}, {74, 76}}) {
+      StepParts parts = lanes.step({{0, n, first, 0, 0, 0}, {0, n, first, 1, 1, 1}});
       const Prepared p = prepare_rows(rig, dims, planes, parts.on(rig), {&a, &b}, first, n);
       append(q, rig.get(p.q, size(2 * n * dims.heads * dims.head_dim)));
       append(iq, rig.get(p.iq, size(2 * n * dims.index_heads * dims.index_dim)));
     }
     return std::tuple{
-        q, iq, planes.keys(rig), planes.values(rig), planes.raw(rig), planes.pooled(rig)};
+        q, iq, planes.keys(rig), planes.values(rig), planes.windows(rig), planes.pooled(rig)};
   };
   const auto got = prepare(Rig::cuda());
   const auto want = prepare(Rig::host());

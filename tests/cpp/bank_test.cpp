@@ -119,7 +119,7 @@ TEST(Bank, EveryLineOfTheDemoModel) {
   const Checkpoint c = Checkpoint::open(demo_model());
   for (const int threads : {1, 4}) {
     const auto device = host_device();
-    const Bank bank = Bank::fill(c, *device, {kPlenty, threads});
+    const Bank bank = Bank::fill(c, *device, {kPlenty, threads, true});
     expect_contents(bank, c);
     EXPECT_EQ(bank.report().pinned_bytes, all_bytes(bank));
     EXPECT_EQ(bank.report().pageable_bytes + bank.report().mapped_bytes, 0u);
@@ -133,7 +133,7 @@ TEST(Bank, EveryLineOfTheDemoModel) {
 TEST(Bank, EveryLineOfASyntheticModel) {
   const Checkpoint c = Checkpoint::synthetic(tiny_shape(2), {3, std::size_t{1} << 20});
   const auto device = host_device();
-  const Bank bank = Bank::fill(c, *device, {kPlenty, 2});
+  const Bank bank = Bank::fill(c, *device, {kPlenty, 2, true});
   expect_contents(bank, c);
 }
 
@@ -151,7 +151,7 @@ TEST(Bank, AnyAlignmentAndAnyPlace) {
   writer.write(folder);
   const Checkpoint c = Checkpoint::open(folder.path());
   const auto device = host_device();
-  const Bank bank = Bank::fill(c, *device, {kPlenty, 2});
+  const Bank bank = Bank::fill(c, *device, {kPlenty, 2, true});
   expect_contents(bank, c);
 }
 
@@ -165,7 +165,7 @@ TEST(Bank, ViewedFilesAreCopied) {
   const ModelShape shape = parse_config(writer.config.nested(), "config.json");
   const Checkpoint c = Checkpoint::bind(shape, TensorFiles::view(buffers));
   const auto device = host_device();
-  expect_contents(Bank::fill(c, *device, {kPlenty, 1}), c);
+  expect_contents(Bank::fill(c, *device, {kPlenty, 1, true}), c);
 }
 
 TEST(Bank, RefusedPinsLeaveTheRestPageable) {
@@ -173,11 +173,11 @@ TEST(Bank, RefusedPinsLeaveTheRestPageable) {
   std::uint64_t total = 0;
   {
     const auto device = host_device();
-    total = all_bytes(Bank::fill(c, *device, {kPlenty, 2}));
+    total = all_bytes(Bank::fill(c, *device, {kPlenty, 2, true}));
   }
   const auto device = host_device(total / 2);
   {
-    const Bank bank = Bank::fill(c, *device, {kPlenty, 2});
+    const Bank bank = Bank::fill(c, *device, {kPlenty, 2, true});
     expect_contents(bank, c);
     const BankReport& r = bank.report();
     EXPECT_GT(r.pinned_bytes, 0u);
@@ -205,7 +205,7 @@ TEST(Bank, RefusedPinsLeaveTheRestPageable) {
 TEST(Bank, NothingPinned) {
   const Checkpoint c = Checkpoint::open(demo_model());
   const auto device = host_device(0);
-  const Bank bank = Bank::fill(c, *device, {kPlenty, 2});
+  const Bank bank = Bank::fill(c, *device, {kPlenty, 2, true});
   expect_contents(bank, c);
   EXPECT_EQ(bank.report().pinned_bytes, 0u);
   EXPECT_EQ(bank.report().pageable_bytes, all_bytes(bank));
@@ -214,7 +214,7 @@ TEST(Bank, NothingPinned) {
 TEST(Bank, RamLimitLeavesTheRestInTheFiles) {
   const Checkpoint c = Checkpoint::open(demo_model());
   const auto device = host_device();
-  const Bank none = Bank::fill(c, *device, {1, 2});
+  const Bank none = Bank::fill(c, *device, {1, 2, true});
   expect_contents(none, c);
   EXPECT_EQ(none.report().mapped_bytes, all_bytes(none));
   EXPECT_EQ(none.report().pinned_bytes, 0u);
@@ -222,7 +222,7 @@ TEST(Bank, RamLimitLeavesTheRestInTheFiles) {
 
   const std::uint64_t total = all_bytes(none);
   const std::uint64_t limit = total / 2 + 1000;
-  const Bank half = Bank::fill(c, *device, {limit, 2});
+  const Bank half = Bank::fill(c, *device, {limit, 2, true});
   expect_contents(half, c);
   const BankReport& r = half.report();
   EXPECT_LE(r.pinned_bytes, limit);
@@ -239,13 +239,25 @@ TEST(Bank, RamLimitLeavesTheRestInTheFiles) {
   EXPECT_NE(r.note.find("host_limit"), std::string::npos) << r.note;
 }
 
+TEST(Bank, LeavesTheMtpHeadOutUnlessAsked) {
+  const Checkpoint c = Checkpoint::open(demo_model());
+  const auto device = host_device();
+  const Bank trunk = Bank::fill(c, *device, {kPlenty, 2});
+  const Bank all = Bank::fill(c, *device, {kPlenty, 2, true});
+  ASSERT_EQ(trunk.layers().size(), static_cast<std::size_t>(c.shape().layers));
+  ASSERT_EQ(all.layers().size(), trunk.layers().size() + 1);
+  const Bank::Layer& head = all.layers().back();
+  EXPECT_EQ(all.report().pinned_bytes - trunk.report().pinned_bytes,
+            static_cast<std::uint64_t>(head.layout.bytes) * head.host.size());
+}
+
 TEST(Bank, PlanSaysWhatFillDoes) {
   const Checkpoint c = Checkpoint::open(demo_model());
   for (const std::uint64_t limit : {std::uint64_t{1}, std::uint64_t{5'000'000}, kPlenty}) {
     const auto device = host_device();
     PlanDevice plan(*device);
-    const Bank planned = Bank::plan(c, plan, {limit, 1});
-    const Bank filled = Bank::fill(c, *device, {limit, 1});
+    const Bank planned = Bank::plan(c, plan, {limit, 1, true});
+    const Bank filled = Bank::fill(c, *device, {limit, 1, true});
     EXPECT_EQ(planned.report().pinned_bytes, filled.report().pinned_bytes);
     EXPECT_EQ(planned.report().mapped_bytes, filled.report().mapped_bytes);
     EXPECT_EQ(planned.report().note, filled.report().note);
@@ -265,7 +277,7 @@ TEST(Bank, ProgressCountsBytesUpToTheTotal) {
   const Checkpoint c = Checkpoint::open(demo_model());
   const auto device = host_device();
   std::uint64_t last = 0, end = 0;
-  const Bank bank = Bank::fill(c, *device, {kPlenty, 2},
+  const Bank bank = Bank::fill(c, *device, {kPlenty, 2, true},
                                [&](std::string_view stage, std::uint64_t done, std::uint64_t all) {
                                  EXPECT_EQ(stage, "experts");
                                  EXPECT_GE(done, last);
@@ -284,10 +296,10 @@ TEST(Bank, ProgressMayStopIt) {
     const auto stop = [&](std::string_view, std::uint64_t, std::uint64_t) {
       if (--left == 0) throw std::runtime_error("stopped");
     };
-    EXPECT_THROW(Bank::fill(c, *device, {kPlenty, 3}, stop), std::runtime_error);
+    EXPECT_THROW(Bank::fill(c, *device, {kPlenty, 3, true}, stop), std::runtime_error);
     EXPECT_TRUE(device->allocations().empty()) << "memory stayed pinned";
     // The device and the checkpoint are as before.
-    expect_contents(Bank::fill(c, *device, {kPlenty, 2}), c);
+    expect_contents(Bank::fill(c, *device, {kPlenty, 2, true}), c);
   }
 }
 
@@ -299,7 +311,7 @@ TEST(Bank, AFileThatShrinksIsNamed) {
   std::filesystem::resize_file(folder.path() + "/model.safetensors", 1000);
   const auto device = host_device();
   try {
-    Bank::fill(c, *device, {kPlenty, 2});
+    Bank::fill(c, *device, {kPlenty, 2, true});
     FAIL() << "a file without data was read";
   } catch (const CheckpointError& e) {
     expect_parts(e.what(), {"model.safetensors", "shorter"});

@@ -82,6 +82,16 @@ TEST_F(ProfileFile, ThatIsNotThereIsNothingToReport) {
   EXPECT_EQ(p.note, "");
 }
 
+// Of a session with the MTP head, read by one without it.
+TEST_F(ProfileFile, MayHoldMoreLayersThanAreAskedFor) {
+  ASSERT_EQ(save_profile(path_, 77, 2, 3, uses_), "");
+  const Profile p = load_profile(path_, 77, 1, 3);
+  EXPECT_EQ(p.note, "");
+  EXPECT_EQ(p.uses, std::vector<std::uint64_t>(uses_.begin(), uses_.begin() + 3));
+  EXPECT_EQ(p.rest, std::vector<std::uint64_t>(uses_.begin() + 3, uses_.end()));
+  EXPECT_TRUE(load_profile(path_, 77, 2, 3).rest.empty());
+}
+
 TEST_F(ProfileFile, OfAnotherCheckpointOrShape) {
   ASSERT_EQ(save_profile(path_, 77, 2, 3, uses_), "");
   EXPECT_NE(note(78).find("another checkpoint"), std::string::npos);

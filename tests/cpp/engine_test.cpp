@@ -1,5 +1,5 @@
 // Sequences as things: rewind, snapshot, restore, pages; and the errors of a step.
-#include "tests/cpp/rewind_cases.h"
+#include "tests/cpp/mtp_cases.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,30 @@ TEST(Rewind, EveryKeptCountOfEveryWindow) { check_rewinds(demo_options()); }
 TEST(Rewind, OneLaneOfSeveral) { check_rewind_of_one_lane(demo_options()); }
 TEST(Snapshots, RestoreIntoAnotherLaneAtAnyPosition) { check_snapshots(demo_options()); }
 
+TEST(Mtp, SlotsAfterRewinds) { check_mtp_rewinds(demo_options()); }
+TEST(Mtp, SlotsOfTwoLanes) { check_mtp_lanes(demo_options()); }
+TEST(Mtp, RefusesLanesWithoutRowsInTheLastStep) { check_mtp_order(demo_options()); }
+
+TEST(Mtp, IsNotBuiltUnlessWanted) {
+  const auto without = open_demo();
+  const auto with = open_demo(with_mtp(demo_options()));
+  EXPECT_FALSE(without->engine().has_mtp());
+  // A program of the head for every bucket.
+  EXPECT_GT(with->engine().counters().graphs, without->engine().counters().graphs);
+  EXPECT_GT(with->engine().state().slot_bytes(), without->engine().state().slot_bytes());
+  try {
+    without->mtp_logits(sample_ids(5, 1));
+    FAIL() << "a head that is not there has no logits";
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("mtp = true"), std::string::npos) << e.what();
+  }
+  // The trunk does not know.
+  EXPECT_EQ(without->logits(sample_ids(90, 2)), with->logits(sample_ids(90, 2)));
+}
+
 TEST(Mtp, SlotsDoNotDependOnChunks) {
   const auto ids = sample_ids(120, 6);
-  SessionOptions o = demo_options();
+  SessionOptions o = with_mtp(demo_options());
   const auto whole = open_demo(o)->mtp_logits(ids);
   ASSERT_EQ(whole.size(), 119 * kVocab);
   for (const std::int32_t chunk : {1, 5, 64}) {

@@ -50,16 +50,20 @@ struct Weights {
   }
 };
 
-// The page pool, poisoned, and the outputs of all rows a lane ever had.
+inline constexpr int kSlots = 3;  // of state
+inline constexpr std::int64_t kSlotStride = (kBlock - 1) * kIndexDim + 16;
+
+// The page pool and the slots, poisoned.
 struct Cache {
   std::vector<std::uint16_t> k =
       std::vector<std::uint16_t>(kPages * kKvHeads * kPageTokens * kDim, 0xFFFF);
   std::vector<std::uint16_t> v = k;
-  Floats raw = Floats(kPages * kPageTokens * kIndexDim, kNan);
   Floats pooled = Floats(kPages * kPageTokens / kBlock * kIndexDim, kNan);
-  KvPlanes planes() { return {k.data(), v.data(), raw.data(), pooled.data()}; }
+  Floats windows = Floats(kSlots * kSlotStride, kNan);
+  KvPlanes planes() { return {k.data(), v.data(), pooled.data()}; }
 };
 
+// The outputs of all rows a lane ever had.
 struct Rows {
   Floats q, iq, y;
   Ids blocks, count;
@@ -115,6 +119,8 @@ inline Rows run(TestStep step, const std::vector<Tokens>& lanes, Cache& cache,
   prepare.ik_norm = weights.ik.data();
   prepare.rope = weights.rope.data();
   prepare.planes = cache.planes();
+  prepare.window = cache.windows.data();
+  prepare.slot_stride = kSlotStride;
   prepare.q = out.q.data();
   prepare.iq = out.iq.data();
   host::attn_prepare(prepare, context);

@@ -111,8 +111,8 @@ TEST_P(PleConv, GivesTheSameForAnyCutAndFollowsTheFormula) {
           {view, &got[t * kStack], &gate[t * kStreams], &value[t * kDim], &m[t * kStack],
            conv.data(), state.data(), kDepth * kStack, kStreams, kDim, kKernel, kDilation},
           context);
-      host::window_push({view, &m[t * kStack], state.data(), kDepth * kStack, kDepth, kStack},
-                        context);
+      host::window_push(
+          {view, &m[t * kStack], kStack, state.data(), kDepth * kStack, kDepth, kStack}, context);
       slot = out;
     }
     test::expect_near(got, want, 1e-6);
@@ -132,14 +132,15 @@ TEST(WindowPush, StartsFromZerosAndServesSeveralSegments) {
   const std::int32_t depth = 3, channels = 2;
   std::vector<float> state(4 * depth * channels);
   for (std::size_t i = 0; i < state.size(); ++i) state[i] = 100 + static_cast<float>(i);
-  const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::int32_t x_stride = 3;  // rows lie apart
+  const std::vector<float> x = {1, 2, -1, 3, 4, -1, 5, 6, -1, 7, 8, -1};
   TestStep step;
   step.rows.resize(4);
   step.segments = {{0, 2, 0, 0, 0, 0},   // a new sequence in slot 0
                    {2, 1, 9, 1, 1, 1},   // goes on in place
                    {3, 1, 9, 2, 2, 3}};  // from slot 2 to slot 3
-  host::window_push({step.view(), x.data(), state.data(), depth * channels, depth, channels},
-                    context);
+  host::window_push(
+      {step.view(), x.data(), x_stride, state.data(), depth * channels, depth, channels}, context);
   EXPECT_EQ(state, (std::vector<float>{0,   0,   1,   2,   3,   4,    //
                                        108, 109, 110, 111, 5,   6,    //
                                        112, 113, 114, 115, 116, 117,  //

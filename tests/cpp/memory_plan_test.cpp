@@ -6,6 +6,7 @@
 #include "cpp/device/plan_device.h"
 #include "tests/cpp/demo.h"
 
+#include <algorithm>
 #include <gtest/gtest.h>
 #include <map>
 
@@ -58,8 +59,9 @@ std::uint64_t line_bytes(const Checkpoint& c, const std::string& prefix) {
   return bytes;
 }
 
+// Of the trunk's layers.
 std::uint64_t slice_bytes(const Checkpoint& c) {
-  std::uint64_t sum = line_bytes(c, "mtp.layers.0.mlp.experts.");
+  std::uint64_t sum = 0;
   for (std::int32_t l = 0; l < c.shape().layers; ++l) {
     sum += line_bytes(c, "model.language_model.layers." + std::to_string(l) + ".mlp.experts.");
   }
@@ -99,7 +101,7 @@ TEST(MemoryPlan, OffloadMovesExpertsAndEmbedding) {
   EXPECT_EQ(p.lines, demo().shape().top_k);
   EXPECT_EQ(p.slice, slice_bytes(demo()));
   const auto lines = static_cast<std::uint64_t>(demo().shape().experts);
-  const auto layers = static_cast<std::uint64_t>(demo().shape().layers) + 1;
+  const auto layers = static_cast<std::uint64_t>(demo().shape().layers);
   const std::uint64_t embedding = demo().plain("model.language_model.embed_tokens.weight").bytes;
   EXPECT_EQ(bytes_of(resident, "weights") - bytes_of(p, "weights"),
             slice_bytes(demo()) * lines + layers * lines * sizeof(ExpertRef) + embedding);
@@ -156,6 +158,7 @@ TEST(MemoryPlan, RamBoundsTheBank) {
   o.experts = "offload";
   const std::uint64_t all =
       slice_bytes(demo()) * static_cast<std::uint64_t>(demo().shape().experts);
+  const auto lines = static_cast<std::uint64_t>(demo().shape().experts * demo().shape().layers);
   const auto bank = [&](std::uint64_t free, std::uint64_t reserve, std::uint64_t limit) {
     o.host_limit = limit;
     const MemoryPlan p = plan(4096 * kMiB, o, {free, reserve});
@@ -168,7 +171,7 @@ TEST(MemoryPlan, RamBoundsTheBank) {
   EXPECT_EQ(bank(plenty, 0, 0), all);
   EXPECT_EQ(bank(plenty, plenty, 0), 0u);     // all is reserved
   EXPECT_EQ(bank(plenty, plenty, all), all);  // but a limit that is given counts
-  EXPECT_EQ(bank(plenty, 0, all - 1) / 1000, (all - all / 288) / 1000);  // a line less
+  EXPECT_EQ(bank(plenty, 0, all - 1) / 1000, (all - all / lines) / 1000);  // a line less
   o.host_limit = 0;
   try {
     plan(4096 * kMiB, o, {1000, 0});
@@ -176,6 +179,32 @@ TEST(MemoryPlan, RamBoundsTheBank) {
   } catch (const OutOfMemory& e) {
     EXPECT_EQ(e.space(), "host");
     EXPECT_NE(std::string(e.what()).find("token embedding"), std::string::npos) << e.what();
+  }
+}
+
+TEST(MemoryPlan, TheDraftHeadIsPaidForWhereItIsWanted) {
+  const auto& kinds = demo().shape().layer_kinds;
+  const auto attention =
+      static_cast<std::uint64_t>(std::count(kinds.begin(), kinds.end(), LayerKind::kAttention));
+  const auto experts = static_cast<std::uint64_t>(demo().shape().experts);
+  const std::uint64_t line = line_bytes(demo(), "mtp.layers.0.mlp.experts.");
+  for (const char* place : {"resident", "offload"}) {
+    SessionOptions o = options();
+    o.experts = place;
+    o.cache_lines = demo().shape().top_k;
+    const MemoryPlan without = plan(4096 * kMiB, o);
+    o.mtp = true;
+    const MemoryPlan with = plan(4096 * kMiB, o);
+    EXPECT_EQ(bytes_of(with, "KV pages") * attention,
+              bytes_of(without, "KV pages") * (attention + 1));
+    EXPECT_EQ(bytes_of(with, "step values") > bytes_of(without, "step values"), true);
+    EXPECT_GT(bytes_of(with, "recurrent state"), bytes_of(without, "recurrent state"));
+    const std::uint64_t weights = bytes_of(with, "weights") - bytes_of(without, "weights");
+    EXPECT_GT(weights, without.offload ? 0 : line * experts);
+    EXPECT_LT(weights, (without.offload ? 0 : line * experts) + 4 * kMiB);
+    if (!without.offload) continue;
+    EXPECT_EQ(with.slice - without.slice, line);
+    EXPECT_EQ(with.bank.pinned_bytes - without.bank.pinned_bytes, line * experts);
   }
 }
 
@@ -202,6 +231,7 @@ TEST(MemoryPlan, IsWhatASessionAllocates) {
   for (const char* experts : {"resident", "offload"}) {
     SessionOptions o = options();
     o.experts = experts;
+    o.mtp = o.experts == "offload";
     o.host_limit = 1024 * kMiB;
     HostDeviceOptions two;
     two.threads = o.threads;
@@ -222,8 +252,8 @@ TEST(MemoryPlan, ThePublishedModelOn16GiB) {
   const Card card(15 * 1024 * kMiB);
   const MemoryPlan p = plan_memory(c, o, *card, kRam);
   EXPECT_TRUE(p.offload);
-  EXPECT_EQ(p.slice, std::uint64_t{49} * 1'862'400);
-  EXPECT_EQ(p.bank.pinned_bytes, std::uint64_t{49} * 512 * 1'862'400);
+  EXPECT_EQ(p.slice, std::uint64_t{48} * 1'862'400);
+  EXPECT_EQ(p.bank.pinned_bytes, std::uint64_t{48} * 512 * 1'862'400);
   EXPECT_EQ(p.bank.mapped_bytes, 0u);
   EXPECT_GT(p.lines, 60);
   EXPECT_LT(p.lines, 160);

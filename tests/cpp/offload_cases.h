@@ -3,6 +3,7 @@
 // everything resident.
 #pragma once
 
+#include "tests/cpp/mtp_cases.h"
 #include "tests/cpp/promise_cases.h"
 
 #include <algorithm>
@@ -152,14 +153,41 @@ inline void check_stall(const SessionOptions& base, const std::vector<float>& wa
 
 // The MTP head's experts have lines of their own.
 inline void check_offload_mtp(const SessionOptions& base) {
-  const std::vector<float> want = open_demo(base)->mtp_logits(sample_ids(40, 1));
+  const std::vector<float> want = open_demo(with_mtp(base))->mtp_logits(sample_ids(40, 1));
   for (const char* misses : {"off", "1"}) {
-    SessionOptions o = offloaded(base, kDemoTopK + 1);
+    SessionOptions o = offloaded(with_mtp(base), kDemoTopK + 1);
     o.cpu_misses = misses;
     o.cpu_threads = 1;
     o.chunk = 16;
     const auto session = open_demo(o);
     expect_same(session->mtp_logits(sample_ids(40, 1)), want, std::string("MTP, cpu ") + misses);
+    session->check_cache();
+  }
+}
+
+// A program of the MTP head that is repeated because the processor does not answer.
+inline void check_stall_mtp(const SessionOptions& base) {
+  const auto ids = sample_ids(120, 1);
+  const std::vector<float> want = open_demo(with_mtp(base))->mtp_logits(ids);
+  for (const std::size_t stalled_at : {69u, 75u, 81u, 87u, 90u, 96u}) {
+    SessionOptions o = offloaded(with_mtp(base), kDemoTopK);
+    o.cpu_misses = "1000";
+    o.cpu_threads = 1;
+    o.cpu_deadline_seconds = 0.05;
+    o.chunk = 3;
+    const auto session = open_demo(o);
+    Engine& engine = session->engine();
+    std::vector<float> got;
+    for (std::size_t at = 3; at <= ids.size(); at += 3) {
+      ASSERT_TRUE(engine.reserve(0, 3));
+      const LaneRows rows{0, std::span(ids).subspan(at - 3, 3), LaneRows::Logits::kNone, {}};
+      engine.step({&rows, 1}, false);
+      if (at == stalled_at) session->cache()->cpu()->stall(true);
+      const auto some = engine.mtp_step(0, at < ids.size() ? ids[at] : -1);
+      got.insert(got.end(), some.begin(), some.end());
+      ASSERT_EQ(session->cache()->stall().empty(), at < stalled_at) << at;
+    }
+    expect_same(got, want, "MTP, stalled at " + std::to_string(stalled_at));
     session->check_cache();
   }
 }

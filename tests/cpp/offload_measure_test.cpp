@@ -162,6 +162,7 @@ TEST(OffloadRecord, AReplayGivesTheEnginesOwnCounts) {
     o.cpu_misses = misses;
     o.cpu_threads = 1;
     o.trace = path;
+    o.mtp = true;
     const auto session = open(o);
     MeasureOptions run;
     run.new_tokens = 30;

@@ -21,6 +21,7 @@ TEST(OffloadSessionGpu, EagerAndReplayedGraphs) {
 TEST(OffloadSessionGpu, StalledWorkers) { check_stall(cuda_options(), reference()); }
 TEST(OffloadSessionGpu, LanesTogetherAndAlone) { check_offload_lanes(cuda_options()); }
 TEST(OffloadSessionGpu, MtpHead) { check_offload_mtp(cuda_options()); }
+TEST(OffloadSessionGpu, MtpHeadStalled) { check_stall_mtp(cuda_options()); }
 TEST(OffloadSessionGpu, ManyRequestsLeaveMemoryAsItIs) { check_no_leak(cuda_options(), 1000); }
 TEST(OffloadSessionGpu, ASlowLinkIsPlayed) {
   SessionOptions o = offloaded(cuda_options(), kDemoExperts / 4);

@@ -22,6 +22,7 @@ TEST(OffloadSession, PrefixReuseAgainstCold) {
 }
 
 TEST(OffloadSession, MtpHead) { check_offload_mtp(demo_options()); }
+TEST(OffloadSession, MtpHeadStalled) { check_stall_mtp(demo_options()); }
 
 TEST(OffloadSession, OrdersOfExecution) {
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {

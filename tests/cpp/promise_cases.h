@@ -36,7 +36,7 @@ inline void check_chunks(const SessionOptions& base, const std::vector<float>& w
   SessionOptions o = base;
   o.chunk = 4096;
   const auto session = open_demo(o);
-  for (const std::int32_t chunk : {1, 2, 7, 8, 9, 64, 100, 512, 4096}) {
+  for (const std::int32_t chunk : {1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 100, 512, 4096}) {
     expect_same(session->logits(sample_ids(kTokens, 1), chunk), want,
                 "chunk " + std::to_string(chunk));
   }

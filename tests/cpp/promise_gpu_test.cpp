@@ -1,7 +1,7 @@
 // The promise on a CUDA device, and the device against the host.
 #include "tests/cpp/cuda_demo.h"
+#include "tests/cpp/mtp_cases.h"
 #include "tests/cpp/promise_cases.h"
-#include "tests/cpp/rewind_cases.h"
 
 #include <cstdio>
 
@@ -48,6 +48,9 @@ TEST(PromiseGpu, SampledTextDoesNotDependOnCompany) { check_sampling(cuda_option
 TEST(PromiseGpu, RewindByEveryCount) { check_rewinds(cuda_options()); }
 TEST(PromiseGpu, RewindOneLaneOfSeveral) { check_rewind_of_one_lane(cuda_options()); }
 TEST(PromiseGpu, SnapshotsAtAnyPosition) { check_snapshots(cuda_options()); }
+
+TEST(PromiseGpu, MtpSlotsAfterRewinds) { check_mtp_rewinds(cuda_options()); }
+TEST(PromiseGpu, MtpSlotsOfTwoLanes) { check_mtp_lanes(cuda_options()); }
 
 TEST(PromiseGpu, ABudgetTooSmallNamesThePartsAndLeaksNothing) {
   SessionOptions o = cuda_options();

@@ -21,7 +21,7 @@ Open = Callable[..., flashnext.Session]
 
 STORY = "Tell me a story about a fox and a lamp."
 SUM = "Add 17 and 14."
-EXPERTS, TOP_K, LAYERS = 32, 4, 9  # of the demo model: eight layers and the MTP head's
+EXPERTS, TOP_K, LAYERS = 32, 4, 8  # of the demo model
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_memory_decides_how_many_lines(open_session: Open) -> None:
         return sum(size for name, size in memory.items() if "routed experts" not in name)
 
     six = taken(open_session(cache_lines=6, **small))
-    for limit, lines in ((six, 6), (six - 1, 5), (six + 9 * 39168 + 4096, 7)):
+    for limit, lines in ((six, 6), (six - 1, 5), (six + LAYERS * 39168 + 4096, 7)):
         session = open_session(vram_gb=limit / options.GIB, **small)
         assert session.stats()["cache"]["lines"] == lines
         assert taken(session) <= limit
@@ -162,9 +162,9 @@ def test_stats_add_up(offload: Open) -> None:
     for name, value in total.items():
         assert value == sum(layer[name] for layer in cache["layers"]), name
     # The last token of the prompt is a step of its own, and the last one drawn needs none.
-    assert [layer["steps"] for layer in cache["layers"]] == [20] * 8 + [0]
+    assert [layer["steps"] for layer in cache["layers"]] == [20] * LAYERS
     uses = total["hits"] + total["fetched"] + total["on_cpu"]
-    assert uses == 20 * 8 * TOP_K
+    assert uses == 20 * LAYERS * TOP_K
     assert cache["hit_rate"] == pytest.approx(total["hits"] / uses)
     assert total["installed"] == total["fetched"] and total["on_cpu"] > 0
     assert cache["fetched_bytes"] == total["fetched"] * cache["line_bytes"]
