@@ -13,6 +13,7 @@
 namespace flashnext {
 
 struct Bucket {
+  Phase phase;
   std::int32_t rows;
   std::int32_t segments;
   std::int32_t outputs;
@@ -38,7 +39,7 @@ struct TrunkBuffers {
   float* logits;         // (outputs, vocab)
   std::int32_t* tokens;  // (outputs): what the sampler drew
   // What a rewind replays: the recurrence on what the convolution gave it, and the push of the
-  // window. Kept apart a layer when `staged`.
+  // window. Kept apart a layer in a decode step.
   struct Stage {
     GdnRecurArgs recur;
     WindowPushArgs push;
@@ -49,7 +50,7 @@ struct TrunkBuffers {
 };
 
 struct TrunkOptions {
-  bool staged = false;  // the step may be rewound: per-layer inputs of the recurrences are kept
+  Phase phase = Phase::kPrefill;
   // Pinned (outputs): the sampler writes there, so that a token needs no copy. Null: device memory.
   std::int32_t* tokens = nullptr;
   float* taps = nullptr;  // (layers, rows, S * D): streams after every layer, or null
@@ -75,6 +76,7 @@ struct MtpBuffers {
   std::int32_t* tokens;  // (outputs)
 };
 // Row: token = id at the next position, pos = slot.
-MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step);
+MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+                     Phase phase);
 
 }  // namespace flashnext
