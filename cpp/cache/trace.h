@@ -23,7 +23,7 @@ struct TraceHead {
 };
 
 enum class TraceKind : std::uint32_t {
-  kStep,    // of few rows: its misses were resolved, `sequence` is its number (1, 2, ..)
+  kStep,    // of a decode step: its misses were resolved, `sequence` is its number (1, 2, ..)
   kPrompt,  // of a prompt: counted, but the lines stay; `sequence` steps had run before it
 };
 

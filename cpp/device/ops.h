@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpp/device/mailbox.h"
+#include "cpp/device/rows.h"
 #include "cpp/exl3/weight.h"
 
 #include <cstddef>
@@ -593,8 +594,8 @@ struct SampleArgs {
 // ---- experts in host memory (design.md 4)
 // ------------------------------------------------------------------------------
 //
-// A layer keeps `lines` of its experts on the device; the others lie in the bank. In a step of few
-// rows kResolve decides for every distinct expert of the step, in the order of first appearance
+// A layer keeps `lines` of its experts on the device; the others lie in the bank. In a decode
+// step kResolve decides for every distinct expert of the step, in the order of first appearance
 // (row by row, slot by slot), where it is computed, and kFetch, kCpuPost and kCpuJoin follow:
 //   group 0 (kGroupHit)     it has a line;
 //   group 1 (kGroupFetched) it is copied from the bank into a line (installed) or into staging;
@@ -653,7 +654,7 @@ struct CacheCounters {
 
 struct ResolveArgs {
   static constexpr Op kOp = Op::kResolve;
-  RowCount rows;            // at most 8
+  RowCount rows;            // at most kDecodeRows
   const StepHead* head;     // for the sequence
   const std::int32_t* ids;  // (rows, slots)
   CacheTables tables;       // in/out

@@ -15,7 +15,8 @@ namespace {
 using Ids = std::vector<std::int32_t>;
 using Bits = std::vector<std::uint64_t>;  // of the logits at a position; 0: not asked for
 
-constexpr std::int32_t kMaxLanes = 8;
+// Every bucket of decode steps, full and as empty as it gets.
+constexpr std::int32_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 31, 32};
 
 // Ids that every expert and both kinds of n-gram context may see, a separator now and then.
 Ids random_ids(std::size_t n, std::uint32_t seed, const ModelShape& shape) {
@@ -34,14 +35,15 @@ class EngineGates {
   EngineGates(Session& session, const GateOptions& options)
       : options_(options),
         engine_(session.engine()),
-        lanes_(std::min(engine_.options().lanes, kMaxLanes)),
+        lanes_(std::min(engine_.options().lanes, kDecodeRows)),
+        most_rows_(std::min(decode_rows(engine_.options().lanes), engine_.options().chunk)),
         ids_(random_ids(
             std::min<std::size_t>(530, static_cast<std::size_t>(engine_.options().window)), 1,
             session.shape())) {
     for (std::uint32_t l = 0; l < static_cast<std::uint32_t>(lanes_); ++l) {
       others_.push_back(random_ids(24, 10 + l, session.shape()));
     }
-    junk_ = random_ids(kMaxDecodeRows, 99, session.shape());
+    junk_ = random_ids(kDecodeRows, 99, session.shape());
   }
 
   std::vector<GateResult> run() {
@@ -166,7 +168,8 @@ class EngineGates {
   void rows() {
     // Rows of one sequence.
     const auto part = std::span(ids_).first(std::min<std::size_t>(ids_.size(), 100));
-    for (std::int32_t n = 1; n <= kMaxDecodeRows; ++n) {
+    for (const std::int32_t n : kRowCounts) {
+      if (n > most_rows_) break;
       Bits bits;
       engine_.reset(0);
       for (std::size_t at = 0; at < part.size();) {
@@ -180,7 +183,8 @@ class EngineGates {
     // Rows of several.
     std::vector<Bits> alone;
     for (const Ids& ids : others_) alone.push_back(cold(ids, 1));
-    for (std::int32_t n = 2; n <= lanes_; ++n) {
+    for (const std::int32_t n : kRowCounts) {
+      if (n > lanes_) break;
       reset();
       std::vector<Bits> bits(static_cast<std::size_t>(n));
       for (std::size_t at = 0; at < others_[0].size(); ++at) {
@@ -223,10 +227,12 @@ class EngineGates {
 
   void rewind() {
     const std::size_t start = 70;
-    if (ids_.size() < start + 2 * kMaxDecodeRows) return;
-    for (std::int32_t n = 2; n <= kMaxDecodeRows; ++n) {
-      for (std::int32_t keep = 0; keep <= n; ++keep) {
-        if (n < kMaxDecodeRows && keep != n / 2) continue;
+    if (ids_.size() < start + 2 * kDecodeRows) return;
+    for (const std::int32_t n : kRowCounts) {
+      if (n > most_rows_) break;
+      for (std::int32_t keep = 0; keep < n; ++keep) {
+        // Of a whole window every count, of others one.
+        if (n != kWindowRows && keep != n / 2) continue;
         Bits ignored, bits;
         engine_.reset(0);
         feed(0, std::span(ids_).first(start), 64, ignored);
@@ -239,7 +245,7 @@ class EngineGates {
         const LaneRows drafted{0, rows, LaneRows::Logits::kAll, {}};
         step({&drafted, 1}, {&ignored});
         engine_.rewind(0, keep);
-        feed(0, std::span(ids_).first(start + 2 * kMaxDecodeRows), 1, bits);
+        feed(0, std::span(ids_).first(start + 2 * kDecodeRows), 1, bits);
         report("rewind", "keep " + std::to_string(keep) + " of " + std::to_string(n), n, bits,
                want_);
       }
@@ -248,7 +254,7 @@ class EngineGates {
 
   const GateOptions& options_;
   Engine& engine_;
-  std::int32_t lanes_;
+  std::int32_t lanes_, most_rows_;
   Ids ids_;
   std::vector<Ids> others_;  // of lanes
   Ids junk_;

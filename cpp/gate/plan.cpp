@@ -8,8 +8,9 @@ namespace flashnext::gate {
 
 namespace {
 
-constexpr std::int32_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 64, 200};
-constexpr std::int32_t kFewRows[] = {1, 3, 8, 64};
+// Buckets of decode steps, full or not, and prompts.
+constexpr std::int32_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 64, 200};
+constexpr std::int32_t kSomeRows[] = {1, 3, 8, 12, 32, 64};
 
 class Plan {
  public:
@@ -31,19 +32,21 @@ void integer_path(Plan& plan) {
     for (const std::int32_t rows : kRows) {
       plan.add("integer", exl3_case, 384, Outs{{256, words}}, rows, exl3::kLevels);
     }
-    for (const std::int32_t rows : {1, 8, 64}) {
+    for (const std::int32_t rows : {1, 8, 12, 31, 64}) {
       plan.add("integer", exl3_case, 384, Outs{{256, words}}, rows, exl3::kLevelsOneDigit);
     }
   }
-  for (const std::int32_t rows : {1, 5, 40}) {
+  for (const std::int32_t rows : {1, 5, 9, 32, 40}) {
     const Outs four{{384, 80}, {128, 48}, {512, 80}, {128, 56}};
     plan.add("integer", exl3_case, 256, four, rows, exl3::kLevels);
   }
   plan.add("integer", exl3_case, 2560, Outs{{10240, 80}, {6144, 80}}, 1, exl3::kLevels);
-  plan.add("integer", exl3_case, 6144, Outs{{2560, 80}}, 7, exl3::kLevels);
+  for (const std::int32_t rows : {7, 9, 16, 32}) {
+    plan.add("integer", exl3_case, 6144, Outs{{2560, 80}}, rows, exl3::kLevels);
+  }
   // More strips than blocks fit on a card at once.
   for (const std::int32_t words : {24, 80}) {
-    for (const std::int32_t rows : {1, 3, 8}) {
+    for (const std::int32_t rows : {1, 3, 8, 17}) {
       plan.add("integer", exl3_case, 128, Outs{{256000, words}}, rows, exl3::kLevels);
     }
   }
@@ -52,10 +55,11 @@ void integer_path(Plan& plan) {
     for (const std::int32_t rows : kRows) {
       plan.add("integer", experts_case, s, rows, exl3::kLevels, true);
     }
-    plan.add("integer", experts_case, s, 8, exl3::kLevelsOneDigit, true);
-    plan.add("integer", experts_case, s, 64, exl3::kLevelsOneDigit, true);
+    for (const std::int32_t rows : {8, 9, 32, 64}) {
+      plan.add("integer", experts_case, s, rows, exl3::kLevelsOneDigit, true);
+    }
   }
-  for (const std::int32_t rows : kFewRows) {
+  for (const std::int32_t rows : kSomeRows) {
     const ExpertsShape mixed{6, 6, 256, 128, {48, 64, 80}, 3};
     const ExpertsShape shared{1, 1, 640, 256, {80, 80, 80}, 1};
     plan.add("integer", experts_case, mixed, rows, exl3::kLevels, true);
@@ -63,20 +67,20 @@ void integer_path(Plan& plan) {
   }
   const ExpertsShape real{512, 5, 2560, 640, {48, 48, 48}, 10};
   const ExpertsShape real_joint{512, 5, 2560, 640, {48, 48, 48}, 10, 640, {80, 80, 80}};
-  for (const std::int32_t rows : {1, 8}) {
+  for (const std::int32_t rows : {1, 8, 9, 16, 32}) {
     plan.add("integer", experts_case, real, rows, exl3::kLevels, true);
     plan.add("integer", experts_case, real_joint, rows, exl3::kLevels, true);
   }
   // The shared expert along with routed ones: of their width, of another, at other rates.
   const ExpertsShape joint{16, 5, 384, 256, {48, 48, 48}, 4, 256, {80, 64, 40}};
   const ExpertsShape apart{16, 5, 384, 256, {48, 64, 80}, 4, 128, {80, 80, 80}};
-  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200}) {
+  for (const std::int32_t rows : kRows) {
     plan.add("integer", experts_case, joint, rows, exl3::kLevels, true);
     plan.add("integer", experts_case, joint, rows, exl3::kLevelsOneDigit, true);
     plan.add("integer", experts_case, apart, rows, exl3::kLevels, true);
   }
   // Only the pairs of a group of experts, which may be a few or none; the shared expert always.
-  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200, 1000}) {
+  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 32, 64, 200, 1000}) {
     for (const std::int32_t groups : {1, 2, 20}) {
       ExpertsShape part{16, 5, 384, 256, {48, 48, 48}, 4, 256, {80, 64, 40}};
       part.groups = groups;
@@ -125,7 +129,7 @@ void streams_and_products(Plan& plan) {
     plan.add("ops", dense_case, name("tiny"), 256, std::vector<std::int32_t>{32, 1, 6, 6}, rows);
     plan.add("ops", ngram_hash_case, rows);
   }
-  for (const std::int32_t rows : kFewRows) {
+  for (const std::int32_t rows : kSomeRows) {
     each(kReal, rows);
     plan.add("ops", dense_case, name("router"), 2560, std::vector<std::int32_t>{512, 1}, rows);
   }
@@ -135,7 +139,8 @@ void streams_and_products(Plan& plan) {
 void sequences(Plan& plan) {
   using Lengths = std::vector<std::int32_t>;
   for (const Lengths& lengths :
-       {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
+       {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths(32, 1), Lengths{8, 8, 1, 7},
+        Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
     for (const std::int32_t k_heads : {2, 16}) {
       for (const bool in_place : {false, true}) {
         plan.add("ops", gdn_conv_case, k_heads, 3 * k_heads, 160 * k_heads, lengths, in_place);
@@ -148,7 +153,8 @@ void sequences(Plan& plan) {
   // One kernel up to 8 rows, however they are dealt out, and several for more.
   for (const Lengths& lengths :
        {Lengths{2}, Lengths{1, 2}, Lengths{4}, Lengths{1, 1, 3}, Lengths{2, 4}, Lengths{1, 2, 4},
-        Lengths{8}, Lengths{1, 5, 2}, Lengths{9}, Lengths{1, 2, 61}}) {
+        Lengths{8}, Lengths{1, 5, 2}, Lengths{9}, Lengths(12, 1), Lengths{8, 8}, Lengths(17, 1),
+        Lengths{8, 8, 8}, Lengths(31, 1), Lengths(32, 1), Lengths{1, 2, 61}}) {
     for (const bool in_place : {false, true}) {
       plan.add("ops", gdn_conv_case, 16, 48, 2560, lengths, in_place);
     }
@@ -158,7 +164,7 @@ void sequences(Plan& plan) {
   plan.add("ops", gdn_conv_case, 1, 4, 2720, Lengths{40, 3}, false);
   plan.add("ops", window_push_case, kReal, 3, Lengths{1, 2, 3, 4, 5});
   plan.add("ops", ple_conv_case, kReal, Lengths{1, 5, 2});
-  for (const std::int32_t rows : kFewRows) {
+  for (const std::int32_t rows : kSomeRows) {
     plan.add("ops", gdn_gate_case, 48, rows, rows % 2 == 0);
     plan.add("ops", gdn_gate_case, 6, rows, rows % 2 == 1);
   }
@@ -179,7 +185,7 @@ void attention(Plan& plan) {
     }
     plan.add("ops", attn_prepare_case, kRealAttention, pos0, 4);
   }
-  for (const std::int32_t rows : {1, 9}) {
+  for (const std::int32_t rows : {1, 9, 16}) {
     for (const std::int32_t pos0 : {0, 60, 1000}) {
       plan.add("ops", attention_case, kTinyAttention, pos0, rows);
     }
@@ -192,31 +198,35 @@ void attention(Plan& plan) {
 // Where experts come from when not all are on the device.
 void offload(Plan& plan) {
   const auto resolve = [&](const ResolveShape& s) { plan.add("choice", resolve_case, s); };
-  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8}) {
+  for (const std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 24, 32}) {
     for (const Ask ask : {Ask::kHeld, Ask::kAbsent, Ask::kAny}) {
       resolve({rows, rows, 10, 512, 115, ask});
-      resolve({rows, 8, 4, 32, 20, ask, 1, true, rows % 2 == 0, rows % 3 == 0});
+      resolve({rows, 32, 4, 32, 20, ask, 1, true, rows % 2 == 0, rows % 3 == 0});
     }
     resolve({rows, rows, 10, 512, 7});                              // fewer lines than misses
     resolve({rows, rows, 10, 512, 0});                              // none at all
     resolve({rows, rows, 10, 512, 115, Ask::kAny, 0, true, true});  // through staging
     resolve({rows, rows, 10, 512, 115, Ask::kAbsent, 1, false, true, true});
     resolve({rows, rows, 10, 512, 400, Ask::kAny, 1, true});
-    resolve({rows, 8, 10, 512, 300, Ask::kAbsent, 1, true, true});
+    resolve({rows, rows <= 8 ? 8 : 32, 10, 512, 300, Ask::kAbsent, 1, true, true});
     resolve({rows, rows, 10, 512, 512, Ask::kAny, 1, false});
     resolve({rows, rows, 16, 4096, 513, Ask::kAbsent, 1, true, true, true});
   }
   resolve({8, 8, 16, 4096, 4095, Ask::kAny, 1, true, true, true});
   resolve({8, 8, 16, 4096, 3000, Ask::kAbsent});
-  for (const std::int32_t lines : {127, 128, 129, 256, 257}) {
+  resolve({32, 32, 16, 4096, 4095, Ask::kAny, 1, true, true, true});
+  resolve({32, 32, 16, 4096, 3000, Ask::kAbsent});
+  for (const std::int32_t lines : {127, 128, 129, 256, 257, 320, 511}) {
     resolve({8, 8, 10, 512, lines, Ask::kAbsent, 1, true});
+    resolve({32, 32, 10, 512, lines, Ask::kAbsent, 1, true});
   }
   for (const std::int32_t lines : {0, 1, 2, 10}) {
     plan.add("ops", fetch_case, lines, std::int64_t{18176});
   }
   plan.add("ops", fetch_case, 63, std::int64_t{4352});
+  plan.add("ops", fetch_case, 255, std::int64_t{256});
   plan.add("ops", fetch_case, 3, std::int64_t{1862400});
-  for (const std::int32_t rows : {1, 2, 5, 8}) {
+  for (const std::int32_t rows : {1, 2, 5, 8, 9, 17, 32}) {
     plan.add("ops", mail_case, Op::kCpuPost, rows, 4, 256);
     plan.add("ops", mail_case, Op::kCpuJoin, rows, 10, 2560);
   }

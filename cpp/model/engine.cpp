@@ -50,6 +50,8 @@ Engine::Engine(Device& device, const Checkpoint& checkpoint, const Weights& weig
   if (options_.snapshots < 0 || options_.snapshots > 4096) {
     throw InputError("snapshots = " + number(options_.snapshots) + ": must be 0 to 4096");
   }
+  check(cache == nullptr || cache->options().decode_rows == decode_rows(options_.lanes),
+        "the cache was made for another number of lanes");
   options_.chunk = std::min(options_.chunk, options_.window);
   if (options_.token_limit == 0) options_.token_limit = shape_.vocab;
   build();
@@ -81,11 +83,12 @@ void Engine::allocate(std::int32_t large_rows) {
   const auto buffer = [&](std::int32_t rows) {
     return std::make_unique<StepBuffer>(device_, rows, options_.lanes, max_pages_);
   };
-  small_ = buffer(kMaxDecodeRows);
-  rewind_ = buffer(kMaxDecodeRows);
+  const std::int32_t small_rows = decode_rows(options_.lanes);
+  small_ = buffer(small_rows);
+  rewind_ = buffer(small_rows);
   large_ = buffer(large_rows);
   if (mtp_) {
-    mtp_small_ = buffer(kMaxDecodeRows);
+    mtp_small_ = buffer(small_rows);
     mtp_large_ = buffer(large_rows);
   }
   const auto outputs = static_cast<std::size_t>(max_outputs_);
@@ -100,7 +103,7 @@ void Engine::allocate(std::int32_t large_rows) {
                          "n-gram rows, host side");
   }
   if (cache_ != nullptr) {
-    if (large_rows > cache_->options().decode_rows) {
+    if (large_rows > small_rows) {
       stream_ = std::make_unique<cache::ExpertStream>(device_, *cache_, large_rows);
     }
     if (options_.forced_routing) {
@@ -124,15 +127,19 @@ void Engine::allocate(std::int32_t large_rows) {
   }
 }
 
-// Every small row count is a bucket of its own, since decode lives there; prefill has a few sizes.
 std::vector<Bucket> Engine::buckets(std::int32_t large_rows) const {
   std::vector<Bucket> list;
-  const std::int32_t decode_rows = std::min(kMaxDecodeRows, large_rows);
-  for (std::int32_t r = 1; r <= decode_rows; ++r)
-    list.push_back({r, std::min(r, options_.lanes), r});
+  const std::int32_t most = std::min(decode_rows(options_.lanes), large_rows);
+  const auto decode = [&](std::int32_t r) {
+    list.push_back({Phase::kDecode, r, std::min(r, options_.lanes), r});
+  };
+  for (const std::int32_t r : kDecodeBuckets) {
+    if (r < most) decode(r);
+  }
+  decode(most);
   for (const std::int32_t r : {64, 512, 2048, large_rows}) {
     if (r > list.back().rows && r <= large_rows) {
-      list.push_back({r, options_.lanes, std::min(r, max_outputs_)});
+      list.push_back({Phase::kPrefill, r, options_.lanes, std::min(r, max_outputs_)});
     }
   }
   return list;
@@ -143,7 +150,8 @@ void Engine::build() {
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   const auto by_memory = static_cast<std::int32_t>(
       std::min<std::size_t>(kLogitsBytes / row_bytes, std::size_t{1} << 20));
-  max_outputs_ = std::max({options_.lanes, kMaxDecodeRows, std::min(options_.chunk, by_memory)});
+  max_outputs_ = std::max({options_.lanes, decode_rows(options_.lanes),
+                           std::min(options_.chunk, by_memory)});
   const std::int32_t large_rows = std::max(options_.chunk, options_.lanes);
   allocate(large_rows);
 
@@ -175,9 +183,9 @@ void Engine::build() {
 GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
                                          const GraphBuilder::Sizes& sizes) {
   const Bucket& k = built.bucket;
-  const bool staged = k.rows <= kMaxDecodeRows;
-  built.buffer = staged ? small_.get() : large_.get();
-  built.mtp_buffer = staged ? mtp_small_.get() : mtp_large_.get();
+  const bool decodes = k.phase == Phase::kDecode;
+  built.buffer = decodes ? small_.get() : large_.get();
+  built.mtp_buffer = decodes ? mtp_small_.get() : mtp_large_.get();
   built.step = built.buffer->view(k.rows, k.segments, k.outputs);
   const GraphContext context{checkpoint_,
                              weights_,
@@ -193,31 +201,31 @@ GraphBuilder::Sizes Engine::build_bucket(Built& built, std::byte* base,
   // staged inputs.
   GraphBuilder builder(device_, base, sizes);
   TrunkOptions trunk{};
-  trunk.staged = staged;
+  trunk.phase = k.phase;
   trunk.taps = options_.taps ? taps_.as<float>() : nullptr;
   trunk.packed_host = packed_host_.as<std::byte>();
   trunk.tokens = tokens_host_.as<std::int32_t>();
   built.buffer->add_upload(builder.program());
-  if (staged && forced_.data() != nullptr) {
+  if (decodes && forced_.data() != nullptr) {
     builder.program().copy(Lane::kMain, forced_.data(), forced_host_.data(), forced_.bytes());
   }
   built.trunk = build_trunk(builder, context, built.step, trunk);
-  if (staged && cache_ != nullptr) {
+  if (decodes && cache_ != nullptr) {
     add_cache_results(builder.program(), 0, static_cast<std::size_t>(shape_.layers));
   }
   built.trunk_program = std::exchange(builder.program(), {});
   if (mtp_) {
     built.mtp_step = built.mtp_buffer->view(k.rows, 1, k.outputs);
     // Of the trunk it needs the streams alone; a rewind needs what the trunk staged.
-    if (!staged) builder.reuse(built.trunk.scratch);
+    if (!decodes) builder.reuse(built.trunk.scratch);
     built.mtp_buffer->add_upload(builder.program());
-    built.mtp = build_mtp(builder, context, built.mtp_step);
-    if (staged && cache_ != nullptr) {
+    built.mtp = build_mtp(builder, context, built.mtp_step, k.phase);
+    if (decodes && cache_ != nullptr) {
       add_cache_results(builder.program(), static_cast<std::size_t>(shape_.layers), 1);
     }
     built.mtp_program = std::exchange(builder.program(), {});
   }
-  if (staged) {
+  if (decodes) {
     rewind_->add_upload(builder.program());
     build_rewind(builder, built.trunk, rewind_->view(k.rows, 1, 1));
     built.rewind_program = std::exchange(builder.program(), {});
@@ -315,7 +323,7 @@ void Engine::fill_pages(const StepBuffer& buffer, std::int32_t index) {
 void Engine::fill(const Built& built, std::span<const LaneRows> rows) {
   const StepBuffer& b = *built.buffer;
   StepHead head{};
-  const bool staged = built.bucket.rows <= kMaxDecodeRows;
+  const bool decodes = built.bucket.phase == Phase::kDecode;
   for (LaneState& l : lanes_) l.stepped = l.rewindable = false;
   outputs_.clear();
   for (const LaneRows& r : rows) {
@@ -326,7 +334,7 @@ void Engine::fill(const Built& built, std::span<const LaneRows> rows) {
     // What may be undone, or repeated without the processor, leaves the old state as it is.
     const bool aside = n > 1 || (cache_ != nullptr && cache_->options().cpu);
     // So does a step beside the copy of that state to a snapshot.
-    if ((staged && aside) || copied_out(l.slot)) segment.state_out = l.spare;
+    if ((decodes && aside) || copied_out(l.slot)) segment.state_out = l.spare;
     settle(segment.state_out);
     if (copy_of(l.slot).kind == SlotCopy::Kind::kIn) settle(l.slot);
     for (std::int32_t i = 0; i < n; ++i) {

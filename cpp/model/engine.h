@@ -32,7 +32,7 @@ struct EngineOptions {
   bool mtp = false;              // build the MTP head, whose weights must be there
   std::int32_t snapshots = 8;    // snapshots that may exist at once
   bool taps = false;             // keep the streams after every layer (debugging, reference tests)
-  bool forced_routing = false;   // steps of few rows may be told their experts (benches)
+  bool forced_routing = false;   // decode steps may be told their experts (benches)
 };
 
 // Rows of one sequence in a step.
@@ -94,9 +94,6 @@ struct StepProfile {
   std::vector<OpFamily> families;
 };
 
-// Rows of a step that may be rewound: drafts are verified in windows up to this.
-inline constexpr std::int32_t kMaxDecodeRows = 8;
-
 class Engine {
  public:
   // `cache` holds the routed experts that are not on the device; null: all are. Throws InputError
@@ -117,8 +114,8 @@ class Engine {
   const std::vector<StepOutput>& step(std::span<const LaneRows> rows, bool fetch_logits);
 
   // Keeps the first `keep` rows of the lane's part of the last step, which had at most
-  // kMaxDecodeRows rows in all and at least two in this lane (keep = all is always allowed). Comes
-  // before the mtp_step of these rows.
+  // decode_rows(lanes) rows in all and at least two in this lane (keep = all is always allowed).
+  // Comes before the mtp_step of these rows.
   void rewind(std::int32_t lane, std::int32_t keep);
 
   // Makes room for `tokens` more positions; false when no page is free (drop snapshots, then try
@@ -153,7 +150,7 @@ class Engine {
   // options.taps.
   std::vector<float> taps();
 
-  // Experts that the rows of the next steps of few rows take in place of their own choice:
+  // Experts that the rows of the next decode steps take in place of their own choice:
   // (layers, rows, top_k) of the trunk, or empty to end it. Needs options.forced_routing and a
   // cache.
   void force_routing(std::span<const std::int32_t> ids, std::int32_t rows);

@@ -18,12 +18,12 @@ void Engine::add_cache_results(Program& program, std::size_t first, std::size_t 
 // program is repeated without it: the state before the step is untouched, since such steps write
 // their state aside.
 void Engine::run_layers(const Built& built, const Part& part, std::int32_t rows) {
-  const bool few = cache_ != nullptr && built.bucket.rows <= cache_->options().decode_rows;
-  if (cache_ != nullptr && !few) stream_->begin();
+  const bool misses = cache_ != nullptr && built.bucket.phase == Phase::kDecode;  // in its graph
+  if (cache_ != nullptr && !misses) stream_->begin();
   for (;;) {
-    if (few) part.buffer.head().sequence = cache_->before_step(streams_.main());
+    if (misses) part.buffer.head().sequence = cache_->before_step(streams_.main());
     run(built, part.program, part.graphs, rows);
-    if (!few) return;
+    if (!misses) return;
     cache_->catch_up();
     device_.synchronize(streams_.main());
     if (cache_->after_step(part.first, part.count, rows)) return;

@@ -12,13 +12,13 @@ namespace {
 // Gated DeltaNet: buffers and ops of one layer.
 class GdnPart {
  public:
-  GdnPart(LayerParts& parts, const GraphContext& context, bool staged)
-      : p_(parts), c_(context), staged_(staged) {
+  GdnPart(LayerParts& parts, const GraphContext& context)
+      : p_(parts), c_(context) {
     const ModelShape& s = p_.shape();
     const std::int64_t r = p_.step().max_rows;
     GraphBuilder& b = p_.builder();
     p_.begin_sublayer();
-    if (!staged_) kept_ = take_kept();
+    if (!keeps_all()) kept_ = take_kept();
     z_ = b.take<float>(r * s.gdn_value());
     o_ = b.take<float>(r * s.gdn_value());
     gated_ = b.take<float>(r * s.gdn_value());
@@ -29,7 +29,7 @@ class GdnPart {
            TrunkBuffers& out) {
     const ModelShape& s = p_.shape();
     GraphBuilder& b = p_.builder();
-    if (staged_) kept_ = take_kept();
+    if (keeps_all()) kept_ = take_kept();
     const StatePool& pool = c_.state;
     const GdnDims dims{s.gdn_k_heads, s.gdn_v_heads, s.gdn_head_dim, s.gdn_kernel,
                        pool.layout().floats};
@@ -63,7 +63,7 @@ class GdnPart {
   }
 
  private:
-  // What a rewind replays: a layer's own when `staged`.
+  // What a rewind replays: every layer has its own in a step that may be rewound.
   struct Kept {
     float* u;      // (rows, channels)
     float* qkv;    // (rows, channels)
@@ -80,7 +80,7 @@ class GdnPart {
 
   LayerParts& p_;
   const GraphContext& c_;
-  const bool staged_;
+  bool keeps_all() const { return p_.phase() == Phase::kDecode; }
   Kept kept_{};
   float *z_, *o_, *gated_;
 };
@@ -180,9 +180,9 @@ TrunkBuffers build_trunk(GraphBuilder& builder, const GraphContext& context, con
   TrunkBuffers out{};
   out.streams = builder.take<float>(std::int64_t{step.max_rows} * s.stack());
   out.scratch = builder.mark();
-  LayerParts parts(builder, context, step, !options.staged);
+  LayerParts parts(builder, context, step, options.phase, options.phase == Phase::kPrefill);
   const Scratch& t = parts.scratch();
-  GdnPart gdn(parts, context, options.staged);
+  GdnPart gdn(parts, context);
 
   std::optional<PlePart> ple;
   if (w.ple) ple.emplace(parts, context, options.packed_host);
@@ -239,8 +239,9 @@ void build_rewind(GraphBuilder& builder, const TrunkBuffers& trunk, const StepVi
   }
 }
 
-MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step) {
-  LayerParts parts(builder, context, step, true);
+MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+                     Phase phase) {
+  LayerParts parts(builder, context, step, phase, true);
   const ModelShape& s = parts.shape();
   const MtpWeights& w = *context.weights.mtp;
   const Scratch& t = parts.scratch();

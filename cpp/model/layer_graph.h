@@ -13,6 +13,7 @@
 namespace flashnext {
 
 struct Bucket {
+  Phase phase;
   std::int32_t rows;
   std::int32_t segments;
   std::int32_t outputs;
@@ -38,13 +39,13 @@ struct TrunkBuffers {
   float* logits;         // (outputs, vocab)
   std::int32_t* tokens;  // (outputs): what the sampler drew
   // What a rewind replays: recurrences on what their convolutions gave them, and the push of every
-  // window. Their inputs are kept apart a layer when `staged`.
+  // window. Their inputs are kept apart a layer in a decode step.
   std::vector<GdnRecurArgs> recurrences;
   std::vector<WindowPushArgs> pushes;
 };
 
 struct TrunkOptions {
-  bool staged = false;  // the step may be rewound: what that replays is kept a layer
+  Phase phase = Phase::kPrefill;  // a decode step may be rewound: what that replays is kept a layer
   // Pinned (outputs): the sampler writes there, so that a token needs no copy. Null: device memory.
   std::int32_t* tokens = nullptr;
   float* taps = nullptr;  // (layers, rows, S * D): streams after every layer, or null
@@ -70,6 +71,7 @@ struct MtpBuffers {
   std::int32_t* tokens;  // (outputs)
 };
 // Row: token = id at the next position, pos = slot.
-MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step);
+MtpBuffers build_mtp(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+                     Phase phase);
 
 }  // namespace flashnext

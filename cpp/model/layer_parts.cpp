@@ -5,8 +5,13 @@
 namespace flashnext {
 
 LayerParts::LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step,
-                       bool overlaid)
-    : b_(builder), c_(context), s_(context.checkpoint.shape()), step_(step), overlaid_(overlaid) {
+                       Phase phase, bool overlaid)
+    : b_(builder),
+      c_(context),
+      s_(context.checkpoint.shape()),
+      step_(step),
+      phase_(phase),
+      overlaid_(overlaid) {
   attn_ = {s_.heads,     s_.kv_heads,    s_.head_dim,     s_.rotary, s_.index_heads,
            s_.index_dim, s_.index_block, s_.max_blocks(), s_.eps};
   const std::int64_t r = step.max_rows;
@@ -139,20 +144,20 @@ WindowPushArgs LayerParts::attention(const AttnWeights& w, std::size_t index, co
 
 void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, float* y) {
   const bool cached = c_.cache != nullptr;
-  // Few rows find their experts within the graph; for many the host streams them.
-  const bool few = cached && step_.max_rows <= c_.cache->options().decode_rows;
+  // Decode finds its experts within the graph; for a prompt the host streams them.
+  const bool resolves = cached && phase_ == Phase::kDecode;
   RouteArgs route{};
   route.rows = rows();
   route.x = x;
   route.router = w.router;
   route.shared_gate = w.shared_gate;
-  route.ids = few ? c_.cache->layer(layer).ids : moe_.ids;
+  route.ids = resolves ? c_.cache->layer(layer).ids : moe_.ids;
   route.weights = moe_.weights;
   route.gate = moe_.shared_gate;
   route.top_k = s_.top_k;
   route.normalise = s_.norm_topk ? 1 : 0;
   route.ticket = c_.ticket;
-  if (few && c_.forced != nullptr) {
+  if (resolves && c_.forced != nullptr) {
     route.forced =
         c_.forced + static_cast<std::int64_t>(layer) * c_.cache->options().decode_rows * s_.top_k;
   }
@@ -176,7 +181,7 @@ void LayerParts::moe(const MoeWeights& w, std::size_t layer, const float* x, flo
   std::copy_n(w.words, 3, e.words);
   if (!cached) {
     b_.add(Lane::kMain, e);
-  } else if (few) {
+  } else if (resolves) {
     cached_experts(e, layer);
   } else {
     b_.give_workspace(Lane::kMain, e);

@@ -19,7 +19,7 @@ class LayerParts {
  public:
   // With `overlaid`, what a sublayer needs for itself shares memory with what others need: nothing
   // of it outlives the sublayer.
-  LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step,
+  LayerParts(GraphBuilder& builder, const GraphContext& context, const StepView& step, Phase phase,
              bool overlaid);
 
   // A part of its own of that memory begins here; to be followed by reuse_nothing() of the builder.
@@ -53,12 +53,13 @@ class LayerParts {
   const ModelShape& shape() const { return s_; }
   GraphBuilder& builder() { return b_; }
   const StepView& step() const { return step_; }
+  Phase phase() const { return phase_; }
 
  private:
   // What every mix of the model has in common.
   MixArgs mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const;
   float* take_index();  // (rows, index_heads + 1, index_dim)
-  // The routed experts of few rows, those with a line while the others are fetched or computed by
+  // The routed experts of a decode step, those with a line while the others are fetched or computed by
   // the processor; `e` is for all pairs.
   void cached_experts(ExpertsArgs e, std::size_t layer);
 
@@ -66,6 +67,7 @@ class LayerParts {
   const GraphContext& c_;
   const ModelShape& s_;
   const StepView step_;
+  const Phase phase_;
   const bool overlaid_;
   std::size_t sublayer_ = 0;  // where the memory of sublayers begins
   AttnDims attn_{};

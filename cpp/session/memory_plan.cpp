@@ -45,7 +45,7 @@ cache::CacheOptions cache_options(const SessionOptions& o, const ModelShape& sha
   cache::CacheOptions cache;
   cache.lines = lines;
   cache.trunk_layers = shape.layers;
-  cache.decode_rows = kMaxDecodeRows;
+  cache.decode_rows = decode_rows(o.lanes);
   cache.plan_every = o.plan_every;
   cache.ring_lines = o.ring_lines;
   cache.lockstep = o.lockstep;

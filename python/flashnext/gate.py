@@ -42,7 +42,7 @@ GATES = {
     REFERENCE_GATE: "demo checkpoint against reference logits and tokens",
 }
 
-_SESSION = {"window": 1024, "lanes": 8, "chunk": 512, "prefix_snapshots": 2}
+_SESSION = {"window": 1024, "lanes": 32, "chunk": 512, "prefix_snapshots": 2}
 
 
 @dataclass
