@@ -150,7 +150,7 @@ void sequences(Plan& plan) {
     plan.add("ops", window_push_case, kTiny, 9, lengths);
     plan.add("ops", ple_conv_case, kTiny, lengths);
   }
-  // One kernel up to 8 rows, however they are dealt out, and several for more.
+  // One kernel for a decode step, however its rows are dealt out, and several for more.
   for (const Lengths& lengths :
        {Lengths{2}, Lengths{1, 2}, Lengths{4}, Lengths{1, 1, 3}, Lengths{2, 4}, Lengths{1, 2, 4},
         Lengths{8}, Lengths{1, 5, 2}, Lengths{9}, Lengths(12, 1), Lengths{8, 8}, Lengths(17, 1),
