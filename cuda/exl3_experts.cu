@@ -71,9 +71,8 @@ Parts place(const ExpertsArgs& args, Scratch& scratch) {
   p.h_planes = scratch.take<std::int8_t>(static_cast<std::size_t>(digits) * capacity * inner);
   p.h_scales = scratch.take<RowScale>(capacity);
   // Of units any pair may be a tile of its own.
-  p.tiles_per_chunk = is_units(args)
-                          ? p.capacity
-                          : p.capacity / kTileRows + std::min(args.num_experts, p.capacity);
+  p.tiles_per_chunk =
+      is_units(args) ? p.capacity : p.capacity / kTileRows + std::min(args.num_experts, p.capacity);
   p.order = scratch.take<std::int32_t>(static_cast<std::size_t>(pairs));
   p.tiles = scratch.take<ExpertTile>(static_cast<std::size_t>(p.chunks) *
                                      static_cast<std::size_t>(p.tiles_per_chunk));
@@ -136,7 +135,8 @@ void add_shared(const ExpertsArgs& args, const Parts& parts, int member, Jobs& j
   p.words = args.shared_words[member];
   p.out = is_down ? args.dim : args.inner;
   std::int64_t first = static_cast<std::int64_t>(member) * parts.inner_rows;
-  if (is_gemv(args)) first += parts.capacity;  // else the shared expert's positions follow the others
+  if (is_gemv(args))
+    first += parts.capacity;  // else the shared expert's positions follow the others
   p.y = is_down ? args.shared_y : parts.inner + first * args.inner;
   p.plane = is_down ? 0 : member;
   p.strip0 = jobs.strips + jobs.shared_strips;

@@ -84,8 +84,7 @@ __device__ __forceinline__ void finish_position(int* sums, int digits, RowScale 
                 affine(weight * high.y + low.y - centre, scale),
                 affine(weight * high.z + low.z - centre, scale),
                 affine(weight * high.w + low.w - centre, scale)};
-  finish_row(v, scale.q, lane, end.svh, end.bias,
-             end.y + static_cast<std::int64_t>(row) * end.out);
+  finish_row(v, scale.q, lane, end.svh, end.bias, end.y + static_cast<std::int64_t>(row) * end.out);
 }
 
 }  // namespace flashnext::cuda

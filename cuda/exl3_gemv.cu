@@ -313,9 +313,8 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
     }
     __syncthreads();
     if (!is_last && threadIdx.x == 0) shared.end[turn ^ 1] = end_of(locate(jobs, next, nullptr));
-    if (splits > 1 &&
-        !gather_sums(jobs, strip_sums, columns, count, split, splits, warp, lane, kWarps,
-                     shared.row_sum, &shared.sum_barrier)) {
+    if (splits > 1 && !gather_sums(jobs, strip_sums, columns, count, split, splits, warp, lane,
+                                   kWarps, shared.row_sum, &shared.sum_barrier)) {
       return;
     }
 #pragma unroll 1

@@ -102,8 +102,8 @@ struct TransformJobs {
   const float* up;  // not null: the row is silu(x) * up by position
   const __half* suh[kMaxLinears];
   std::int32_t member[kMaxLinears];
-  const ExpertRef* experts;        // not null: suh is that of the pair's expert
-  const ExpertRef* shared;         // of pairs from shared_first on, or null: there are none
+  const ExpertRef* experts;  // not null: suh is that of the pair's expert
+  const ExpertRef* shared;   // of pairs from shared_first on, or null: there are none
   std::int32_t shared_first;
   const std::int32_t* ids;         // (rows, slots) or null: the slot's number
   const std::int32_t* order;       // pair of a sorted position, or null: itself

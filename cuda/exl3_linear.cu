@@ -1,5 +1,6 @@
-// The op kExl3Linear: one GEMV for few rows; for the most of a decode step a transform and a product
-// in units; else a transform and a GEMM over chunks of rows. Which of them runs cannot change a bit.
+// The op kExl3Linear: one GEMV for few rows; for the most of a decode step a transform and a
+// product in units; else a transform and a GEMM over chunks of rows. Which of them runs cannot
+// change a bit.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_trellis.cuh"

@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
 }
 
 // A thread a pair.
-__global__ void __launch_bounds__(kMaxPairs) plan_units_kernel(
-    const __grid_constant__ PlanJobs jobs) {
+__global__ void __launch_bounds__(kMaxPairs)
+    plan_units_kernel(const __grid_constant__ PlanJobs jobs) {
   extern __shared__ std::int32_t memory[];
   __shared__ int warp_sums[kMaxPairs / 32];
   std::int32_t* first = memory;                    // (num_experts) its first pair, then position

@@ -2,10 +2,10 @@
 // exl3_transform.cu times weights that are decoded as in the GEMV.
 //
 // A tile has up to kGroups times 8 columns (a digit of a position each); a block, or a cluster of
-// blocks with a range of k each, takes one strip of 128 outputs of one tile. Linears have one or two
-// wide tiles. Experts have many narrow ones, mostly of one or two positions, and blocks that stay:
-// the weights of a block's next strip travel while this one ends, and nobody but the warp that
-// finishes a position waits for anything.
+// blocks with a range of k each, takes one strip of 128 outputs of one tile. Linears have one or
+// two wide tiles. Experts have many narrow ones, mostly of one or two positions, and blocks that
+// stay: the weights of a block's next strip travel while this one ends, and nobody but the warp
+// that finishes a position waits for anything.
 #include "cuda/check.h"
 #include "cuda/exl3_cluster.cuh"
 #include "cuda/exl3_finish.cuh"
@@ -184,8 +184,7 @@ __global__ void __launch_bounds__(32 * kWarps, warps_of(kGroups) / kWarps)
       int row = at;
       if (jobs.scatter != 0) row = jobs.order[at] - (is_shared ? jobs.shared_first : 0);
       const RowScale scale = jobs.scales[static_cast<std::int64_t>(plane) * jobs.capacity + at];
-      finish_position(strip_sums + i * jobs.digits * 128, jobs.digits, scale, row, lane,
-                      strip_end);
+      finish_position(strip_sums + i * jobs.digits * 128, jobs.digits, scale, row, lane, strip_end);
     }
     if (is_last) return;
   }

@@ -1,10 +1,11 @@
 // gdn_conv for the rows of a decode step, in one kernel.
 //
-// The first clusters of blocks make the gates: a cluster has 16 outputs of a and b for up to 8 rows,
-// a warp of it one chunk of k (half_product.cuh: the order of `dense`, so its bits), and the chunks meet through
-// distributed shared memory. The other blocks have four heads of one segment, a warp each: a thread
-// owns four channels over all rows of the segment, reads their window, slides along the rows and
-// leaves the new window, so that it does not matter whether the slots are the same.
+// The first clusters of blocks make the gates: a cluster has 16 outputs of a and b for up to 8
+// rows, a warp of it one chunk of k (half_product.cuh: the order of `dense`, so its bits), and the
+// chunks meet through distributed shared memory. The other blocks have four heads of one segment, a
+// warp each: a thread owns four channels over all rows of the segment, reads their window, slides
+// along the rows and leaves the new window, so that it does not matter whether the slots are the
+// same.
 //
 // NOTE: x and the window are read before the wait for the predecessor. They are complete by then:
 // ops.h says that they were before the predecessor started, and this kernel starts when every block

@@ -1,5 +1,5 @@
-// mix for the rows of a decode step, the second kernel: up, gates and x. The pending residual is added to the
-// streams, which no other block reads any more.
+// mix for the rows of a decode step, the second kernel: up, gates and x. The pending residual is
+// added to the streams, which no other block reads any more.
 //
 // Weights wait in registers, as in mix_decode.cu, which asks L2 for them.
 #include "cuda/mix.cuh"

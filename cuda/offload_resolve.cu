@@ -1,10 +1,11 @@
 // resolve: cpp/device/resolve.h, bit for bit, by one block.
 //
 // A thread a (row, slot) pair: it is the expert's first appearance when no earlier pair has the
-// same id, which a table of the first pair of every expert tells. Where an expert goes follows from how many experts of each kind come before it, which
-// ballots count; which misses are the processor's, from how many were seen before. Victims are
-// needed only when something is installed: of all lines, those with the smallest keys, found by
-// counting for every line how many go before it.
+// same id, which a table of the first pair of every expert tells. Where an expert goes follows from
+// how many experts of each kind come before it, which ballots count; which misses are the
+// processor's, from how many were seen before. Victims are needed only when something is installed:
+// of all lines, those with the smallest keys, found by counting for every line how many go before
+// it.
 #include "cpp/base/errors.h"
 #include "cpp/device/resolve.h"
 #include "cuda/device_clock.h"
@@ -376,8 +377,9 @@ void resolve(cudaStream_t stream, const ResolveArgs& args) {
   const bool few = args.rows.max * args.slots <= kFewPairs;
   const bool small = tables.lines <= kThreads && tables.experts <= kThreads;
   constexpr int kMost = kMaxTable / kThreads;
-  const auto kernel = few ? (small ? resolve_kernel<kFewPairs, 1> : resolve_kernel<kFewPairs, kMost>)
-                          : (small ? resolve_kernel<kMaxPairs, 1> : resolve_kernel<kMaxPairs, kMost>);
+  const auto kernel =
+      few ? (small ? resolve_kernel<kFewPairs, 1> : resolve_kernel<kFewPairs, kMost>)
+          : (small ? resolve_kernel<kMaxPairs, 1> : resolve_kernel<kMaxPairs, kMost>);
   const int room = candidate_room(args, few ? kFewPairs : kMaxPairs);
   const int bytes = 16 * room + 12 * tables.experts;
   if (bytes + static_cast<int>(sizeof(Shared<kMaxPairs>)) > kStaticSmem) allow_smem(kernel, bytes);

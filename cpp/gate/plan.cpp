@@ -138,9 +138,8 @@ void streams_and_products(Plan& plan) {
 
 void sequences(Plan& plan) {
   using Lengths = std::vector<std::int32_t>;
-  for (const Lengths& lengths :
-       {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths(32, 1), Lengths{8, 8, 1, 7},
-        Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
+  for (const Lengths& lengths : {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths(32, 1),
+                                 Lengths{8, 8, 1, 7}, Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
     for (const std::int32_t k_heads : {2, 16}) {
       for (const bool in_place : {false, true}) {
         plan.add("ops", gdn_conv_case, k_heads, 3 * k_heads, 160 * k_heads, lengths, in_place);

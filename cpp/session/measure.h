@@ -1,5 +1,5 @@
-// Requests timed step by step: cold prompts in chunks, then one token a lane and step, each fed back.
-// This is what a bench asks of a Session; generate() is what a user asks.
+// Requests timed step by step: cold prompts in chunks, then one token a lane and step, each fed
+// back. This is what a bench asks of a Session; generate() is what a user asks.
 #pragma once
 
 #include "cpp/session/session.h"
@@ -18,8 +18,8 @@ struct MeasureOptions {
   bool graphs = true;            // false: every step op by op
   SampleParams sampling{};
   std::function<void()> poll;  // called between steps; may throw
-  // Ids of the decode steps in place of those that were drawn, lane by lane and in turn; empty: each
-  // is fed back.
+  // Ids of the decode steps in place of those that were drawn, lane by lane and in turn; empty:
+  // each is fed back.
   std::span<const std::int32_t> feed;
   // Experts of the decode steps in place of the model's choice, (steps, layers, top_k) of the trunk
   // in turn; empty: its own. Needs SessionOptions::forced_routing, experts in host memory and one
@@ -46,8 +46,8 @@ struct RunTimes {
   std::uint64_t streamed_bytes = 0;     // copied for the prompt
 };
 
-// Uses the first lanes, which are empty afterwards unless `keep` is set. Throws InputError when prompt and
-// tokens exceed the window, DeviceError when logits are not finite.
+// Uses the first lanes, which are empty afterwards unless `keep` is set. Throws InputError when
+// prompt and tokens exceed the window, DeviceError when logits are not finite.
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
                      const MeasureOptions& options, bool keep = false);
 
