@@ -1,7 +1,7 @@
 // Attention over the tokens that a row may see (attention_tile.cuh has the arithmetic).
 //
-// Long buckets: a block walks the tiles of one row and kv head, keys of the next tile and values
-// of this one under way while it computes. Short buckets: a block a tile, whose partial results go
+// Prefill: a block walks the tiles of one row and kv head, keys of the next tile and values of this
+// one under way while it computes. Decode: a block a tile, whose partial results go
 // through the workspace to a second kernel that joins them in the same order.
 #include "cuda/attention_tile.cuh"
 #include "cuda/check.h"
@@ -15,7 +15,6 @@ namespace {
 
 using namespace attn;
 
-constexpr int kSplitRows = 16;  // buckets up to here take a block a tile
 // Blocks a multiprocessor that its shared memory allows.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 constexpr int kWalkBlocks = 1;
@@ -245,7 +244,7 @@ __global__ void __launch_bounds__(kHeadDim)
 }  // namespace
 
 std::size_t workspace_bytes(const AttentionArgs& args) {
-  if (args.step.max_rows > kSplitRows) return 0;
+  if (args.step.max_rows > kDecodeRows) return 0;
   return static_cast<std::size_t>(partial_count(args, max_tiles(args))) *
          (kHeadDim * sizeof(float) + sizeof(float2));
 }
@@ -255,7 +254,7 @@ void attention(cudaStream_t stream, const AttentionArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.step.max_rows);
   const unsigned heads = static_cast<unsigned>(args.dims.heads);
   const unsigned kv_heads = static_cast<unsigned>(args.dims.kv_heads);
-  if (args.step.max_rows > kSplitRows) {
+  if (args.step.max_rows > kDecodeRows) {
     const int bytes = static_cast<int>(sizeof(TileShared)) + (args.dims.max_blocks + 1) * 4;
     FN_CUDA(cudaFuncSetAttribute(walk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     walk_kernel<<<rows * kv_heads, kTileThreads, bytes, stream>>>(args);

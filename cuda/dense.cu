@@ -35,11 +35,11 @@ __device__ __forceinline__ Target target(const ProductArgs& args, int v, int sli
           width, 1.0f};
 }
 
-// Block (m-tile of 16 weight rows, slice); warp w has chunk w of the slice.
+// Block (m-tile of 16 weight rows, slice, fragment of rows); warp w has chunk w of the slice.
 // kPlanes: activations are args.planes, not args.x; one kernel for both would spill registers.
 template <bool kPlanes>
 __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) {
-  __shared__ float parts[16][16][kDecodeRows];
+  __shared__ float parts[16][16][kFragmentRows];
   pdl_trigger();
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
     load_chunk(args.w.row(m0 + g), args.w.row(m0 + g + 8), args.w.in, k0, t, top, bottom);
   }
   pdl_wait();
-  const int rows = min(rows_now(args.rows) - args.row0, args.group);
+  const int first = kFragmentRows * static_cast<int>(blockIdx.z);  // row of the group
+  const int rows = min(min(rows_now(args.rows) - args.row0, args.group) - first, kFragmentRows);
   if (rows <= 0) return;
   if (active) {
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -70,10 +71,10 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
         [&](int k, uint4& hi, uint4& lo) {
           if (g >= rows || k >= args.w.in) return;
           if constexpr (!kPlanes) {
-            split8(args.x + static_cast<std::size_t>(args.row0 + g) * in + k, hi, lo);
+            split8(args.x + static_cast<std::size_t>(args.row0 + first + g) * in + k, hi, lo);
           } else {
             const std::size_t offset =
-                static_cast<std::size_t>(g) * in + static_cast<std::size_t>(k);
+                static_cast<std::size_t>(first + g) * in + static_cast<std::size_t>(k);
             hi = *reinterpret_cast<const uint4*>(args.planes.hi + offset);
             lo = *reinterpret_cast<const uint4*>(args.planes.lo + offset);
           }
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(512, 2) decode_kernel(const ProductArgs args) 
     if (m0 + m >= args.w.rows()) continue;
     float total = 0.0f;
     for (int w = 0; w < chunks; ++w) total += parts[w][m][row];
-    target(args, m0 + m, split.slices, slice).store(row, total);
+    target(args, m0 + m, split.slices, slice).store(first + row, total);
   }
 }
 
@@ -188,7 +189,7 @@ DenseSpace dense_space(const DenseArgs& args) {
   space.group = std::min(args.rows.max, kDenseGroupRows);
   const std::size_t group = static_cast<std::size_t>(space.group);
   std::size_t at = 0;
-  if (args.rows.max > kMaxDecodeRows) {
+  if (args.rows.max > kDecodeRows) {
     space.hi = at;
     at += align_up(group * static_cast<std::size_t>(in) * 2);
     space.lo = at;
@@ -208,7 +209,8 @@ DenseSpace dense_space(const DenseArgs& args) {
 void product_decode(cudaStream_t stream, const ProductArgs& args) {
   const KSplit split = split_k(args.w.in);
   const dim3 grid(static_cast<unsigned>(ceil_div(args.w.rows(), 16)),
-                  static_cast<unsigned>(split.slices));
+                  static_cast<unsigned>(split.slices),
+                  static_cast<unsigned>(ceil_div(args.group, kFragmentRows)));
   const auto kernel = args.x != nullptr ? decode_kernel<false> : decode_kernel<true>;
   launch_pdl(stream, kernel, grid, dim3(static_cast<unsigned>(32 * split.slice_chunks)), 0, args);
 }
@@ -251,7 +253,7 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
   }
   const bool joined = split_k(product.w.in).slices > 1;
   product.partial = joined ? reinterpret_cast<float*>(work + space.partial) : nullptr;
-  const bool decode = args.rows.max <= kMaxDecodeRows;
+  const bool decode = args.rows.max <= kDecodeRows;
   const int step = decode ? kDecodeRows : kDenseGroupRows;
   if (!decode) {
     product.planes = {reinterpret_cast<std::uint16_t*>(work + space.hi),

@@ -1,6 +1,7 @@
 // The op kExperts: gate and up, then down with silu(gate) * up as its input. Few rows: two GEMVs
-// over pairs in their own order, which take the shared expert of the rows along. Many rows: pairs
-// sorted by expert, then grouped GEMMs over chunks of sorted pairs, which bounds the scratch.
+// over pairs in their own order. More rows of a decode step: products in units of pairs sorted by
+// expert. Both take the shared expert of the rows along. Many rows: grouped GEMMs over chunks of
+// sorted pairs, which bounds the scratch.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_trellis.cuh"
@@ -19,9 +20,9 @@ constexpr int kChunkPairs = 8192;
 struct Parts {
   std::int32_t capacity;  // pairs of a chunk
   std::int32_t chunks;
-  std::int32_t inner_rows;  // capacity, and the rows of a shared expert in the same launches
+  std::int32_t inner_rows;  // capacity, and for the GEMV the rows of a shared expert beside it
   float* inner;             // (gate and up, inner_rows, inner)
-  // GEMM
+  // Units, GEMM
   std::int32_t tiles_per_chunk;
   std::int8_t* x_planes;     // (gate and up, digits, capacity, dim)
   RowScale* x_scales;        // (2, capacity)
@@ -35,31 +36,43 @@ struct Parts {
 
 int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
 
-bool is_gemv(const RowCount& rows) { return rows.max <= kGemvRows; }
+enum class Form { kGemv, kUnits, kGemm };
+
+Form form_of(const ExpertsArgs& args) {
+  if (args.rows.max <= kFragmentRows) return Form::kGemv;
+  const bool is_decode = args.rows.max <= kDecodeRows && args.rows.max * args.slots <= kMaxPairs;
+  return is_decode ? Form::kUnits : Form::kGemm;
+}
+bool is_gemv(const ExpertsArgs& args) { return form_of(args) == Form::kGemv; }
+bool is_units(const ExpertsArgs& args) { return form_of(args) == Form::kUnits; }
+bool is_gemm(const ExpertsArgs& args) { return form_of(args) == Form::kGemm; }
 
 // The shared expert goes along with the routed ones.
 bool is_joint(const ExpertsArgs& args) {
-  return args.shared != nullptr && is_gemv(args.rows) && args.shared_inner == args.inner;
+  return args.shared != nullptr && !is_gemm(args) && args.shared_inner == args.inner;
 }
 
 Parts place(const ExpertsArgs& args, Scratch& scratch) {
-  // Few rows keep pairs in their places, in the group or not.
-  const std::int32_t pairs = is_gemv(args.rows) ? args.rows.max * args.slots : max_pairs(args);
+  // Only a GEMM is made for a group: few rows have room for all pairs, in the group or not.
+  std::int32_t pairs = is_gemm(args) ? max_pairs(args) : args.rows.max * args.slots;
+  if (is_units(args) && is_joint(args)) pairs += args.rows.max;
   const std::int32_t digits = digits_of(args.levels);
   Parts p{};
-  p.capacity = is_gemv(args.rows) ? pairs : std::min(pairs, kChunkPairs);
+  p.capacity = is_gemm(args) ? std::min(pairs, kChunkPairs) : pairs;
   p.chunks = p.capacity == 0 ? 0 : ceil_div(pairs, p.capacity);
   const std::size_t capacity = static_cast<std::size_t>(p.capacity);
   const std::size_t dim = static_cast<std::size_t>(args.dim);
   const std::size_t inner = static_cast<std::size_t>(args.inner);
-  p.inner_rows = p.capacity + (is_joint(args) ? args.rows.max : 0);
+  p.inner_rows = p.capacity + (is_gemv(args) && is_joint(args) ? args.rows.max : 0);
   p.inner = scratch.take<float>(2 * static_cast<std::size_t>(p.inner_rows) * inner);
-  if (is_gemv(args.rows)) return p;
+  if (is_gemv(args)) return p;
   p.x_planes = scratch.take<std::int8_t>(2 * static_cast<std::size_t>(digits) * capacity * dim);
   p.x_scales = scratch.take<RowScale>(2 * capacity);
   p.h_planes = scratch.take<std::int8_t>(static_cast<std::size_t>(digits) * capacity * inner);
   p.h_scales = scratch.take<RowScale>(capacity);
-  p.tiles_per_chunk = p.capacity / kTileRows + std::min(args.num_experts, p.capacity);
+  // Of units any pair may be a tile of its own.
+  p.tiles_per_chunk =
+      is_units(args) ? p.capacity : p.capacity / kTileRows + std::min(args.num_experts, p.capacity);
   p.order = scratch.take<std::int32_t>(static_cast<std::size_t>(pairs));
   p.tiles = scratch.take<ExpertTile>(static_cast<std::size_t>(p.chunks) *
                                      static_cast<std::size_t>(p.tiles_per_chunk));
@@ -89,8 +102,9 @@ Jobs jobs_of(const ExpertsArgs& args, const Parts& parts, int first, bool is_dow
   jobs.num_experts = args.num_experts;
   jobs.group = args.group;
   jobs.only = args.only;
-  if (is_gemv(args.rows)) return jobs;
+  if (is_gemv(args)) return jobs;
   const int chunk = first / parts.capacity;
+  jobs.shared_first = args.rows.max * args.slots;
   jobs.scatter = is_down ? 1 : 0;
   jobs.planes = is_down ? parts.h_planes : parts.x_planes;
   jobs.scales = is_down ? parts.h_scales : parts.x_scales;
@@ -120,8 +134,11 @@ void add_shared(const ExpertsArgs& args, const Parts& parts, int member, Jobs& j
   p.member = member;
   p.words = args.shared_words[member];
   p.out = is_down ? args.dim : args.inner;
-  const std::int64_t first = static_cast<std::int64_t>(member) * parts.inner_rows + parts.capacity;
+  std::int64_t first = static_cast<std::int64_t>(member) * parts.inner_rows;
+  if (is_gemv(args))
+    first += parts.capacity;  // else the shared expert's positions follow the others
   p.y = is_down ? args.shared_y : parts.inner + first * args.inner;
+  p.plane = is_down ? 0 : member;
   p.strip0 = jobs.strips + jobs.shared_strips;
   jobs.shared_strips += p.out / 128;
   jobs.shared = args.shared;
@@ -133,7 +150,7 @@ void multiply(cudaStream_t stream, const ExpertsArgs& args, const Parts& parts, 
   const Jobs empty = jobs_of(args, parts, first, is_down);
   Jobs jobs = empty;
   add(args, parts, is_down ? 2 : 0, jobs);
-  if (!is_down && !is_gemv(args.rows) && args.words[0] != args.words[1]) {
+  if (!is_down && is_gemm(args) && args.words[0] != args.words[1]) {
     exl3_gemm(stream, jobs, parts.tiles_per_chunk);
     jobs = empty;
   }
@@ -142,10 +159,13 @@ void multiply(cudaStream_t stream, const ExpertsArgs& args, const Parts& parts, 
     add_shared(args, parts, is_down ? 2 : 0, jobs);
     if (!is_down) add_shared(args, parts, 1, jobs);
   }
-  if (is_gemv(args.rows)) {
-    exl3_gemv(stream, jobs, parts.capacity);
-  } else {
-    exl3_gemm(stream, jobs, parts.tiles_per_chunk);
+  switch (form_of(args)) {
+    case Form::kGemv:
+      return exl3_gemv(stream, jobs, parts.capacity);
+    case Form::kUnits:
+      return exl3_units(stream, jobs, parts.tiles_per_chunk);
+    case Form::kGemm:
+      return exl3_gemm(stream, jobs, parts.tiles_per_chunk);
   }
 }
 
@@ -171,7 +191,7 @@ void experts(cudaStream_t stream, const ExpertsArgs& args) {
   const Parts parts = place(args, scratch);
   check(scratch.used() <= args.workspace.bytes, "experts: workspace");
 
-  if (is_gemv(args.rows)) {
+  if (is_gemv(args)) {
     multiply(stream, args, parts, 0, false);
     multiply(stream, args, parts, 0, true);
     return;
@@ -191,7 +211,14 @@ void experts(cudaStream_t stream, const ExpertsArgs& args) {
   plan.tiles = parts.tiles;
   plan.num_tiles = parts.num_tiles;
   plan.num_sorted = parts.num_sorted;
-  exl3_plan(stream, plan);
+  if (is_units(args)) {
+    plan.shared_first = is_joint(args) ? args.rows.max * args.slots : 0;
+    plan.tile_rows = unit_tile_rows(digits_of(args.levels));
+    plan.max_pairs = parts.capacity;  // one chunk
+    exl3_plan_units(stream, plan);
+  } else {
+    exl3_plan(stream, plan);
+  }
 
   TransformJobs base{};
   base.rows = args.rows;
@@ -202,6 +229,8 @@ void experts(cudaStream_t stream, const ExpertsArgs& args) {
   base.ids = args.ids;
   base.order = parts.order;
   base.num_sorted = parts.num_sorted;
+  base.shared = is_joint(args) ? args.shared : nullptr;
+  base.shared_first = args.rows.max * args.slots;
   for (int first = 0; first < plan.max_pairs; first += parts.capacity) {
     TransformJobs in = base;
     in.first = first;

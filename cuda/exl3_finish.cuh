@@ -26,21 +26,22 @@ __device__ __forceinline__ End end_of(const Strip& strip) {
 struct Shared {
   std::uint64_t max_barrier;
   std::uint64_t sum_barrier;
-  std::uint32_t row_max[kGemvRows];  // of this block's inputs
-  std::uint32_t cluster_max[kGemvRows];
-  std::int32_t row_sum[kGemvRows];
-  RowLevels levels[kGemvRows];
-  std::int32_t member[kGemvRows];  // positions of the block, which are rows of y
-  std::int32_t source[kGemvRows];  // and their rows of x
+  std::uint32_t row_max[kFragmentRows];  // of this block's inputs
+  std::uint32_t cluster_max[kFragmentRows];
+  std::int32_t row_sum[kFragmentRows];
+  RowLevels levels[kFragmentRows];
+  std::int32_t member[kFragmentRows];  // positions of the block, which are rows of y
+  std::int32_t source[kFragmentRows];  // and their rows of x
   std::int32_t count;
   End end[2];  // of the strips that are even and odd in the block's order
 };
 
-// Row i is finished by the block of rank i % splits; the others push their parts there. Whether
-// this block finishes any.
+// Row i is finished by the block of rank i % splits; the others push their parts there. row_sums:
+// of V, which come together likewise; null: whoever finishes knows them. Whether this block
+// finishes any.
 __device__ __forceinline__ bool gather_sums(const Jobs& jobs, int* sums, int columns, int count,
                                             int split, int splits, int warp, int lane, int warps,
-                                            Shared& shared) {
+                                            std::int32_t* row_sums, std::uint64_t* barrier) {
 #pragma unroll 1
   for (int c = warp; c < columns; c += warps) {
     const int i = c / jobs.digits;
@@ -48,42 +49,42 @@ __device__ __forceinline__ bool gather_sums(const Jobs& jobs, int* sums, int col
     if (leader == split) continue;
 #pragma unroll
     for (int o = lane; o < 128; o += 32) {
-      push_sum(&sums[c * 128 + o], sums[c * 128 + o], &shared.sum_barrier, leader);
+      push_sum(&sums[c * 128 + o], sums[c * 128 + o], barrier, leader);
     }
-    if (lane == 0 && c == i * jobs.digits) {
-      push_sum(&shared.row_sum[i], shared.row_sum[i], &shared.sum_barrier, leader);
+    if (row_sums != nullptr && lane == 0 && c == i * jobs.digits) {
+      push_sum(&row_sums[i], row_sums[i], barrier, leader);
     }
   }
   if (split >= count) return false;
   const int led = (count - split + splits - 1) / splits;
   if (threadIdx.x == 0) {
-    expect_bytes(&shared.sum_barrier, led * (splits - 1) * (512 * jobs.digits + 4));
+    const int of_row = 512 * jobs.digits + (row_sums != nullptr ? 4 : 0);
+    expect_bytes(barrier, led * (splits - 1) * of_row);
   }
-  await(&shared.sum_barrier);
+  await(barrier);
   return true;
 }
 
-// Steps 6 and 7 of position i, whose sums (digits, 128) are zero again for a strip to come.
-__device__ __forceinline__ void finish_position(const Jobs& jobs, int* sums, int i, int lane,
-                                                const End& end, const Shared& shared) {
+// Steps 6 and 7 of a position, whose sums (digits, 128) are zero again for a strip to come. row: of
+// y.
+__device__ __forceinline__ void finish_position(int* sums, int digits, RowScale scale, int row,
+                                                int lane, const End& end) {
   int4* a = reinterpret_cast<int4*>(sums) + lane;
   const int4 zero = make_int4(0, 0, 0, 0);
   const int4 high = a[0];
   int4 low = zero;
   a[0] = zero;
-  if (jobs.digits == 2) {
+  if (digits == 2) {
     low = a[32];
     a[32] = zero;
   }
-  const RowScale scale{shared.levels[i].q, shared.row_sum[i]};
-  const long long weight = jobs.digits == 2 ? 256 : 1;
+  const long long weight = digits == 2 ? 256 : 1;
   const long long centre = 510LL * scale.sum;
   float v[4] = {affine(weight * high.x + low.x - centre, scale),
                 affine(weight * high.y + low.y - centre, scale),
                 affine(weight * high.z + low.z - centre, scale),
                 affine(weight * high.w + low.w - centre, scale)};
-  finish_row(v, scale.q, lane, end.svh, end.bias,
-             end.y + static_cast<std::int64_t>(shared.member[i]) * end.out);
+  finish_row(v, scale.q, lane, end.svh, end.bias, end.y + static_cast<std::int64_t>(row) * end.out);
 }
 
 }  // namespace flashnext::cuda

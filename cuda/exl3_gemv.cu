@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   const int all_sums = (jobs.stride != 0 ? 2 : 1) * 128 * max_columns;
   std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + all_sums);
   const int pitch = 128 * ((all_blocks + splits - 1) / splits) + kPitchPad;
-  if (threadIdx.x < kGemvRows) {
+  if (threadIdx.x < kFragmentRows) {
     shared.row_max[threadIdx.x] = 0;
     shared.cluster_max[threadIdx.x] = 0;
     shared.row_sum[threadIdx.x] = 0;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   int expert = 0;
   int pairs = 0;
   const bool is_known = !is_routed || jobs.up != nullptr;
-  const int size = is_shared ? kGroupColumns / jobs.digits : kGemvRows;  // rows of a group
+  const int size = is_shared ? kGroupColumns / jobs.digits : kFragmentRows;  // rows of a group
   if (is_routed) {
     if (!is_known) {
       if (threadIdx.x == 0) prefetch_table(jobs);
@@ -235,7 +235,8 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   }
   prefetch_scales(strip, 128 * first, blocks);
   const int stages = stages_of(strip.words);
-  Stream<kWarps> stream(strip, smem, stages, 2 * first, 2 * blocks, warp, lane);
+  const uint4* ring_memory = smem + warp * stages * (slot_bytes(strip.words) / 16);
+  Stream<kWarps> stream(strip, ring_memory, 2 * first, 2 * blocks, warp, lane);
 #pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
   if (threadIdx.x == 0) shared.end[0] = end_of(strip);
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   } else {
     const int offset = is_shared && jobs.up != nullptr ? jobs.capacity : 0;
     source = group * size + offset;
-    if (threadIdx.x < kGemvRows) {
+    if (threadIdx.x < kFragmentRows) {
       shared.member[threadIdx.x] = group * size + static_cast<int>(threadIdx.x);
       shared.source[threadIdx.x] = source + static_cast<int>(threadIdx.x);
     }
@@ -276,8 +277,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   transform<kWarps>(jobs, strip.suh, 128 * first, blocks, splits, warp, lane, input, digits, pitch,
                     reinterpret_cast<float4*>(digits + max_columns * pitch), shared);
 
-  const std::uint32_t* ring =
-      reinterpret_cast<const std::uint32_t*>(smem) + warp * stages * (slot_bytes(strip.words) / 4);
+  const std::uint32_t* ring = reinterpret_cast<const std::uint32_t*>(ring_memory);
   const int columns = count * jobs.digits;
   int at_strip = strip_index;
 #pragma unroll 1
@@ -307,19 +307,21 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
       const Strip following = locate(jobs, next, nullptr);
       prefetch_scales(following, 0, 0);
       __syncwarp();  // all lanes have read the last unit
-      stream = Stream<kWarps>(following, smem, stages, 0, 2 * blocks, warp, lane);
+      stream = Stream<kWarps>(following, ring_memory, 0, 2 * blocks, warp, lane);
 #pragma unroll 1
       for (int s = 0; s < stages - 1; ++s) stream.template fetch<0>(s, strip.words, lane);
     }
     __syncthreads();
     if (!is_last && threadIdx.x == 0) shared.end[turn ^ 1] = end_of(locate(jobs, next, nullptr));
-    if (splits > 1 &&
-        !gather_sums(jobs, strip_sums, columns, count, split, splits, warp, lane, kWarps, shared)) {
+    if (splits > 1 && !gather_sums(jobs, strip_sums, columns, count, split, splits, warp, lane,
+                                   kWarps, shared.row_sum, &shared.sum_barrier)) {
       return;
     }
 #pragma unroll 1
     for (int i = split + warp * splits; i < count; i += splits * kWarps) {
-      finish_position(jobs, strip_sums + i * jobs.digits * 128, i, lane, shared.end[turn], shared);
+      finish_position(strip_sums + i * jobs.digits * 128, jobs.digits,
+                      {shared.levels[i].q, shared.row_sum[i]}, shared.member[i], lane,
+                      shared.end[turn]);
     }
     if (is_last) return;
     at_strip = next;

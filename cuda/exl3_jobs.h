@@ -1,13 +1,17 @@
-// How the EXL3 ops talk to their kernels. An op is: transform rows into digit planes, multiply (a
-// GEMV up to kGemvRows rows, else a grouped GEMM), and for experts once more for the down
-// projection.
+// How the EXL3 ops talk to their kernels. An op is: transform rows into digit planes, multiply, and
+// for experts once more for the down projection. Which kernels that are depends on the rows alone,
+// and changes no bit:
+//   up to kFragmentRows   a GEMV that transforms its rows itself
+//   up to kDecodeRows     the transform, then units: weights decoded as in the GEMV
+//   more                  the transform, then a grouped GEMM
 //
 // "Positions" are the rows of a launch: rows of x for a linear; for experts (row, slot) pairs, in
-// their own order for the GEMV and sorted by expert for the GEMM. V = 256 d0 + d1 with d1 in
+// their own order for the GEMV and sorted by expert for the others. V = 256 d0 + d1 with d1 in
 // -128..127 (one digit: V = d0); the result is exact, so any digits will do.
 #pragma once
 
 #include "cpp/device/ops.h"
+#include "cuda/rows.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +22,6 @@ namespace flashnext::cuda {
 
 struct RowScale;
 
-inline constexpr int kGemvRows = 8;
 inline constexpr int kTileRows = 64;     // positions of a GEMM tile
 inline constexpr int kMaxIn = 16384;     // |sum of digit * (B + 2)| stays below 2^31
 inline constexpr int kGroupColumns = 8;  // columns of one tensor core product
@@ -40,7 +43,7 @@ struct Projection {
   std::int32_t out;
   std::int32_t words;
   std::int32_t member;  // experts: 0 gate, 1 up, 2 down
-  std::int32_t plane;   // GEMM: index of its digit planes and scales
+  std::int32_t plane;   // units, GEMM: index of its digit planes and scales
   std::int32_t strip0;  // strips of 128 outputs before it in the launch, shared ones after all
 };
 
@@ -63,7 +66,7 @@ struct Jobs {
   std::int32_t num_experts;
   const std::int32_t* group;  // (num_experts) or null; pairs whose expert's is not `only` are left
   std::int32_t only;
-  std::int32_t ring_parts;  // set by the launcher
+  std::int32_t ring_parts;  // set by the launcher, also of the units
   std::int32_t keep;        // set by the launcher
   std::int32_t stride;      // set by the launcher: strips from one of a block to its next, 0: one
   // GEMV: the shared expert of every row, in blocks of its own before all others. Its projections
@@ -72,7 +75,11 @@ struct Jobs {
   std::int32_t shared_n;       // projections
   std::int32_t shared_strips;  // of all of them
   std::int32_t shared_blocks;  // set by the launcher: strips of all groups of rows
-  // GEMM
+  // Units: the shared expert has the id num_experts and as many strips as the routed ones; its
+  // pairs are shared_first + row.
+  std::int32_t shared_first;
+  std::int32_t tile_rows;  // set by the launcher: positions of a tile
+  // Units, GEMM
   std::int32_t scatter;       // 1: y rows are order[first + position]
   const std::int8_t* planes;  // (plane, digit, capacity, in)
   const RowScale* scales;     // (plane, capacity)
@@ -81,7 +88,8 @@ struct Jobs {
   const std::int32_t* order;  // (positions of the op) pair of a sorted position
 };
 
-// x -> planes and scales, for `n` planes. Source rows: x row of a position is (pair / slots).
+// x -> planes and scales, for `n` planes. Source rows: x row of a position is (pair / slots), of a
+// pair of the shared expert its row.
 struct TransformJobs {
   RowCount rows;
   std::int32_t slots;
@@ -94,7 +102,9 @@ struct TransformJobs {
   const float* up;  // not null: the row is silu(x) * up by position
   const __half* suh[kMaxLinears];
   std::int32_t member[kMaxLinears];
-  const ExpertRef* experts;        // not null: suh is that of the pair's expert
+  const ExpertRef* experts;  // not null: suh is that of the pair's expert
+  const ExpertRef* shared;   // of pairs from shared_first on, or null: there are none
+  std::int32_t shared_first;
   const std::int32_t* ids;         // (rows, slots) or null: the slot's number
   const std::int32_t* order;       // pair of a sorted position, or null: itself
   const std::int32_t* num_sorted;  // (1) sorted positions, or null: all
@@ -111,6 +121,8 @@ struct PlanJobs {
   std::int32_t chunk;
   std::int32_t tiles_per_chunk;  // room
   std::int32_t chunks;
+  std::int32_t shared_first;  // not 0: of units, with pairs of the shared expert behind all others
+  std::int32_t tile_rows;     // of units: most positions of a tile
   const std::int32_t* ids;    // (rows, slots) or null
   const std::int32_t* group;  // (num_experts) or null: every pair
   std::int32_t only;
@@ -123,8 +135,14 @@ struct PlanJobs {
 
 void exl3_transform(cudaStream_t stream, const TransformJobs& jobs);
 void exl3_plan(cudaStream_t stream, const PlanJobs& jobs);
+// The same for units: one chunk, at most kMaxPairs pairs.
+void exl3_plan_units(cudaStream_t stream, const PlanJobs& jobs);
 // `groups`: one for linears, the most pairs for experts, each of which may be a group's first.
 void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups);
+// Most positions of an expert's tile.
+constexpr int unit_tile_rows(int digits) { return kGroupColumns / digits; }
+// `tiles`: the most tiles of experts.
+void exl3_units(cudaStream_t stream, const Jobs& jobs, int tiles);
 // `tiles`: the most tiles of positions.
 void exl3_gemm(cudaStream_t stream, const Jobs& jobs, int tiles);
 

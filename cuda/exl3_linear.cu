@@ -1,5 +1,6 @@
-// The op kExl3Linear: one GEMV for few rows; else a transform and a GEMM over chunks of rows. Which
-// of them runs cannot change a bit.
+// The op kExl3Linear: one GEMV for few rows; for the most of a decode step a transform and a
+// product in units; else a transform and a GEMM over chunks of rows. Which of them runs cannot
+// change a bit.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/exl3_trellis.cuh"
@@ -23,7 +24,8 @@ struct Parts {
 
 int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
 
-bool is_gemv(const RowCount& rows) { return rows.max <= kGemvRows; }
+bool is_gemv(const RowCount& rows) { return rows.max <= kFragmentRows; }
+bool is_units(const RowCount& rows) { return !is_gemv(rows) && rows.max <= kDecodeRows; }
 
 Parts place(const Exl3LinearArgs& args, Scratch& scratch) {
   if (is_gemv(args.rows)) return {args.rows.max, nullptr, nullptr};
@@ -107,6 +109,10 @@ void exl3_linear(cudaStream_t stream, const Exl3LinearArgs& args) {
   for (int first = 0; first < args.rows.max; first += parts.capacity) {
     transform.first = first;
     exl3_transform(stream, transform);
+    if (is_units(args.rows)) {
+      for (int i = 0; i < args.n; ++i) add(all, i, 0);
+      return exl3_units(stream, all, 0);
+    }
     // Linears of one rate share a launch.
     bool done[kMaxLinears] = {};
     for (int i = 0; i < args.n; ++i) {

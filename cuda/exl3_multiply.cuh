@@ -156,7 +156,27 @@ __device__ __forceinline__ void multiply_any(const std::uint32_t* unit, int word
   }
 }
 
-// Adds a warp's part of every column to sums (columns, 128). digits: (columns, pitch) of the
+// Adds a warp's part of every column to sums (columns, 128).
+template <int kGroups>
+__device__ __forceinline__ void add_columns(const int (&acc)[kGroups][4][4], int columns, int warp,
+                                            int lane, int* sums) {
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int c = 8 * g + 2 * (lane & 3) + i;
+      if (c >= columns) continue;
+      int* to = sums + c * 128 + 64 * (warp & 1) + (lane >> 2);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        add_here(to + 16 * n, acc[g][n][i]);
+        add_here(to + 16 * n + 8, acc[g][n][i + 2]);
+      }
+    }
+  }
+}
+
+// Multiplies and adds to sums. digits: (columns, pitch) of the
 // block's inputs; ring: the warp's; kWords = 0: any rate.
 template <int kWords, int kGroups, int kWarps>
 __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
@@ -186,20 +206,7 @@ __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
     slot = slot == kStages - 1 ? 0 : slot + 1;
   }
   if (warp >> 1 >= stream.units) return;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int c = 8 * g + 2 * (lane & 3) + i;
-      if (c >= columns) continue;
-      int* to = sums + c * 128 + 64 * (warp & 1) + (lane >> 2);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        add_here(to + 16 * n, acc[g][n][i]);
-        add_here(to + 16 * n + 8, acc[g][n][i + 2]);
-      }
-    }
-  }
+  add_columns<kGroups>(acc, columns, warp, lane, sums);
 }
 
 }  // namespace flashnext::cuda

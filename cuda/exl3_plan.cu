@@ -1,6 +1,7 @@
 // Sorts (row, slot) pairs of a group of experts by expert and cuts every chunk of sorted positions
-// into tiles of one expert, balanced and at most kTileRows long. One block; the order of pairs
-// within an expert is free, since no result depends on it.
+// into tiles of one expert, balanced and at most kTileRows long; for units, experts come in the
+// order of their first pairs, and tiles are shorter. One block; the order of pairs within an expert
+// is free, since no result depends on it.
 #include "cuda/check.h"
 #include "cuda/exl3_jobs.h"
 #include "cuda/launch.h"
@@ -88,7 +89,85 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   for (int c = thread; c < jobs.chunks; c += kThreads) jobs.num_tiles[c] = tiles[c];
 }
 
+// A thread a pair.
+__global__ void __launch_bounds__(kMaxPairs)
+    plan_units_kernel(const __grid_constant__ PlanJobs jobs) {
+  extern __shared__ std::int32_t memory[];
+  __shared__ int warp_sums[kMaxPairs / 32];
+  std::int32_t* first = memory;                    // (num_experts) its first pair, then position
+  std::int32_t* count = first + jobs.num_experts;  // (num_experts)
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread & 31;
+  const int warp = thread >> 5;
+  for (int e = thread; e < jobs.num_experts; e += kMaxPairs) {
+    first[e] = kMaxPairs;
+    count[e] = 0;
+  }
+  __syncthreads();
+  pdl_wait();
+  pdl_trigger();
+  const int rows = jobs.rows.scale * __ldcg(jobs.rows.count);
+  const bool is_pair = thread < rows * jobs.slots;
+  int expert = -1;
+  if (is_pair) expert = jobs.ids != nullptr ? __ldcg(jobs.ids + thread) : thread % jobs.slots;
+  const bool is_in = is_pair && (jobs.group == nullptr || __ldcg(jobs.group + expert) == jobs.only);
+  int rank = 0;
+  if (is_in) {
+    atomicMin(&first[expert], thread);
+    rank = atomicAdd(&count[expert], 1);
+  }
+  __syncthreads();
+  const int mine = is_in && first[expert] == thread ? count[expert] : 0;
+  // Positions and tiles before this thread's, in one sum.
+  const int tiles = (mine + jobs.tile_rows - 1) / jobs.tile_rows;
+  int sum = mine | tiles << 16;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  int before = 0;
+  int all = 0;
+#pragma unroll
+  for (int w = 0; w < kMaxPairs / 32; ++w) {
+    if (w < warp) before += warp_sums[w];
+    all += warp_sums[w];
+  }
+  before += sum - (mine | tiles << 16);
+  const int start = before & 0xFFFF;
+  if (mine > 0) first[expert] = start;
+  for (int t = 0; t < tiles; ++t) {
+    const int at = t * jobs.tile_rows;
+    jobs.tiles[(before >> 16) + t] = {expert, start + at, min(jobs.tile_rows, mine - at)};
+  }
+  __syncthreads();
+  if (is_in) jobs.order[first[expert] + rank] = thread;
+  const int sorted = all & 0xFFFF;
+  const int shared = jobs.shared_first != 0 ? rows : 0;
+  const int shared_tiles = (shared + jobs.tile_rows - 1) / jobs.tile_rows;
+  if (thread < shared) jobs.order[sorted + thread] = jobs.shared_first + thread;
+  if (thread < shared_tiles) {
+    const int at = thread * jobs.tile_rows;
+    jobs.tiles[(all >> 16) + thread] = {jobs.num_experts, sorted + at,
+                                        min(jobs.tile_rows, shared - at)};
+  }
+  if (thread == 0) {
+    *jobs.num_sorted = sorted + shared;
+    *jobs.num_tiles = (all >> 16) + shared_tiles;
+  }
+}
+
 }  // namespace
+
+void exl3_plan_units(cudaStream_t stream, const PlanJobs& jobs) {
+  check(jobs.rows.max * jobs.slots <= kMaxPairs, "experts: pairs of a decode step");
+  const int smem = 8 * jobs.num_experts;
+  check(smem <= 40 * 1024, "experts: too many experts to sort");
+  launch_pdl(stream, plan_units_kernel, dim3(1), dim3(kMaxPairs), static_cast<std::size_t>(smem),
+             jobs);
+}
 
 void exl3_plan(cudaStream_t stream, const PlanJobs& jobs) {
   const int smem = 4 * (2 * jobs.num_experts + 1 + jobs.chunks);

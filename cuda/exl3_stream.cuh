@@ -51,15 +51,15 @@ struct Stream {
   int unit;  // next to fetch
   int units;
 
-  // `first`: the block's first 64 inputs. memory: the rings of all warps.
-  __device__ Stream(const Strip& strip, const uint4* memory, int stages, int first, int units,
-                    int warp, int lane)
+  // `first`: the block's first 64 inputs. memory: of the warp's ring.
+  __device__ Stream(const Strip& strip, const uint4* memory, int first, int units, int warp,
+                    int lane)
       : unit(warp >> 1), units(units) {
     from = strip.trellis + (4 * (first + unit) + (lane >> 3)) * strip.pitch +
            (warp & 1) * 8 * strip.words + 16 * (lane & 7);
     step = 2 * kWarps * strip.pitch;
     slot_size = static_cast<std::uint32_t>(slot_bytes(strip.words));
-    ring = shared_address(memory) + static_cast<std::uint32_t>(warp * stages) * slot_size +
+    ring = shared_address(memory) +
            static_cast<std::uint32_t>((lane >> 3) * row_bytes(strip.words) + 16 * (lane & 7));
   }
 

@@ -30,12 +30,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   const int plane = static_cast<int>(blockIdx.y);
   const int pair =
       jobs.order != nullptr ? jobs.order[jobs.first + position] : jobs.first + position;
+  const bool is_shared = jobs.shared != nullptr && pair >= jobs.shared_first;
   const __half* suh = jobs.suh[plane];
   if (jobs.experts != nullptr) {
-    const int expert = jobs.ids != nullptr ? jobs.ids[pair] : pair % jobs.slots;
-    suh = reinterpret_cast<const __half*>(jobs.experts[expert].suh[jobs.member[plane]]);
+    const ExpertRef* ref = jobs.shared;
+    if (!is_shared) {
+      ref = jobs.experts + (jobs.ids != nullptr ? jobs.ids[pair] : pair % jobs.slots);
+    }
+    suh = reinterpret_cast<const __half*>(ref->suh[jobs.member[plane]]);
   }
-  const std::int64_t row = jobs.up != nullptr ? position : pair / jobs.slots;
+  const int source = is_shared ? pair - jobs.shared_first : pair / jobs.slots;
+  const std::int64_t row = jobs.up != nullptr ? position : source;
 
   RawInput raw[kBlocks];
 #pragma unroll

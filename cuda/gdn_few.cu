@@ -1,15 +1,16 @@
-// gdn_conv for at most 8 rows, in one kernel.
+// gdn_conv for the rows of a decode step, in one kernel.
 //
-// The first clusters of blocks make the gates: a cluster has 16 outputs of a and b, a warp of it
-// one chunk of k (half_product.cuh: the order of `dense`, so its bits), and the chunks meet through
-// distributed shared memory. The other blocks have four heads of one segment, a warp each: a thread
-// owns four channels over all rows of the segment, reads their window, slides along the rows and
-// leaves the new window, so that it does not matter whether the slots are the same.
+// The first clusters of blocks make the gates: a cluster has 16 outputs of a and b for up to 8
+// rows, a warp of it one chunk of k (half_product.cuh: the order of `dense`, so its bits), and the
+// chunks meet through distributed shared memory. The other blocks have four heads of one segment, a
+// warp each: a thread owns four channels over all rows of the segment, reads their window, slides
+// along the rows and leaves the new window, so that it does not matter whether the slots are the
+// same.
 //
 // NOTE: x and the window are read before the wait for the predecessor. They are complete by then:
 // ops.h says that they were before the predecessor started, and this kernel starts when every block
-// of the predecessor has called pdl_trigger() or ended. The GEMV of the projections calls it after
-// its own pdl_wait(), that is, when all work before it is complete.
+// of the predecessor has called pdl_trigger() or ended. The product of the projections calls it
+// after its own pdl_wait(), that is, when all work before it is complete.
 #include "cuda/exl3_jobs.h"
 #include "cuda/gdn.cuh"
 #include "cuda/half_product.cuh"
@@ -28,12 +29,11 @@ constexpr int kWarps = 4;
 constexpr int kCluster = 4;
 constexpr int kMaxChunks = kWarps * kCluster;
 constexpr int kTileOutputs = 16;
-static_assert(kDecodeRows == kGemvRows, "the projections of these steps are one GEMV");
 
 template <int kRows>
 struct Parts {
   struct None {};
-  float of_chunk[kWarps][kTileOutputs][kDecodeRows];  // read by the cluster
+  float of_chunk[kWarps][kTileOutputs][kFragmentRows];  // read by the cluster
   std::conditional_t<(kRows <= kStagedRows), ChunkPlanes<kRows>, None> planes[kWarps];
 };
 
@@ -45,8 +45,13 @@ __device__ __forceinline__ const std::uint16_t* weight_row(const GdnConvArgs& a,
   return w + static_cast<std::size_t>(v < heads ? v : v - heads) * static_cast<std::size_t>(a.a.in);
 }
 
-// Block `block` of the clusters that make the gates; steps have at most kRows rows. Rows beyond the
-// step's lie in buffers made for more: their products are made of anything and never written.
+__host__ __device__ constexpr int gate_tiles(int v_heads) {
+  return ceil_div(2 * v_heads, kTileOutputs);
+}
+
+// Block `block` of the clusters that make the gates; of fewer rows than a fragment has, all are in
+// one. Rows beyond the step's lie in buffers made for more: their products are made of anything and
+// never written.
 template <int kRows>
 __device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Parts<kRows>& parts) {
   cg::cluster_group cluster = cg::this_cluster();
@@ -55,7 +60,9 @@ __device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Part
   const int g = lane / 4;
   const int t = lane % 4;
   const int rank = block % kCluster;  // of the block in its cluster
-  const int m0 = block / kCluster * kTileOutputs;
+  const int tiles = gate_tiles(a.dims.v_heads);
+  const int m0 = block / kCluster % tiles * kTileOutputs;
+  const int row0 = kRows < kFragmentRows ? 0 : block / kCluster / tiles * kFragmentRows;
   const int in = a.a.in;
   const int chunks = split_k(in).chunks;
   const int chunk = rank * kWarps + warp;
@@ -66,10 +73,10 @@ __device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Part
     load_chunk(weight_row(a, m0 + g), weight_row(a, m0 + g + 8), in, chunk * kChunkK, t, top,
                bottom);
   }
-  const int rows = min(a.step.head->rows, a.step.max_rows);
+  const int rows = min(a.step.head->rows, a.step.max_rows) - row0;
   // The results are shared out: the first warp of a block has four outputs of every row.
-  const int m = kTileOutputs / kCluster * rank + lane / kDecodeRows;
-  const int row = lane % kDecodeRows;
+  const int m = kTileOutputs / kCluster * rank + lane / kFragmentRows;
+  const int row = lane % kFragmentRows;
   const int heads = a.dims.v_heads;
   const bool is_decay = m0 + m < heads;
   const float rate = is_decay ? a.rate[m0 + m] : 0.0f;
@@ -80,7 +87,7 @@ __device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Part
       staged_product(top, bottom, a.x, a.step.max_rows, in, chunk * kChunkK, lane,
                      parts.planes[warp], c);
     } else {
-      const float* x = a.x + static_cast<std::size_t>(g) * static_cast<std::size_t>(in);
+      const float* x = a.x + static_cast<std::size_t>(row0 + g) * static_cast<std::size_t>(in);
 #pragma unroll
       for (int i = 0; i < kChunkBlocks; ++i) {
         const int k = chunk * kChunkK + i * kBlockK + 8 * t;
@@ -123,11 +130,11 @@ __device__ __forceinline__ void make_gates(const GdnConvArgs& a, int block, Part
   pdl_trigger();
   if (warp == 0 && row < rows && m0 + m < 2 * heads) {
     float* to = is_decay ? a.decay + m0 + m : a.beta + m0 + m - heads;
-    to[static_cast<std::size_t>(row) * static_cast<std::size_t>(heads)] = gate;
+    to[static_cast<std::size_t>(row0 + row) * static_cast<std::size_t>(heads)] = gate;
   }
 }
 
-// Block `block` of those that convolve; segments have at most kRows rows.
+// Block `block` of those that convolve, kRows rows at a time.
 template <int kRows>
 __device__ __forceinline__ void convolve(const GdnConvArgs& a, int block) {
   const int heads = 2 * a.dims.k_heads + a.dims.v_heads;
@@ -165,27 +172,31 @@ __device__ __forceinline__ void convolve(const GdnConvArgs& a, int block) {
 
   const float* u = a.u + segment.row0 * channels + channel;
   float* qkv = a.qkv + segment.row0 * channels + channel;
-  float4 next[kRows];
+#pragma unroll 1
+  for (int row = 0; row < segment.rows; row += kRows) {
+    float4 next[kRows];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r < segment.rows) next[r] = load4(u + r * channels);
-  }
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r < segment.rows) next[r] = load4(u + (row + r) * channels);
+    }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= segment.rows) break;
-    x[3] = next[r];
-    *reinterpret_cast<float4*>(qkv + r * channels) = conv_row(w, x, head, a.dims);
-    x[0] = x[1];
-    x[1] = x[2];
-    x[2] = x[3];
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r >= segment.rows) break;
+      x[3] = next[r];
+      *reinterpret_cast<float4*>(qkv + (row + r) * channels) = conv_row(w, x, head, a.dims);
+      x[0] = x[1];
+      x[1] = x[2];
+      x[2] = x[3];
+    }
+    if (kRows < kFragmentRows) break;  // that was all
   }
   float* to = a.window + segment.state_out * a.dims.slot_stride + channel;
 #pragma unroll
   for (int i = 0; i < kTaps - 1; ++i) *reinterpret_cast<float4*>(to + i * channels) = x[i];
 }
 
-__host__ __device__ constexpr int gate_blocks(int v_heads) {
-  return kCluster * ceil_div(2 * v_heads, kTileOutputs);
+__host__ __device__ constexpr int gate_blocks(const GdnConvArgs& args) {
+  return kCluster * gate_tiles(args.dims.v_heads) * ceil_div(args.step.max_rows, kFragmentRows);
 }
 
 template <int kRows>
@@ -193,7 +204,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     few_kernel(const __grid_constant__ GdnConvArgs args) {
   __shared__ Parts<kRows> parts;
   const int block = static_cast<int>(blockIdx.x);
-  const int first = gate_blocks(args.dims.v_heads);
+  const int first = gate_blocks(args);
   if (block < first) {
     make_gates<kRows>(args, block, parts);
   } else {
@@ -209,14 +220,14 @@ bool is_few(const GdnConvArgs& args) {
 
 void conv_few(cudaStream_t stream, const GdnConvArgs& args) {
   const int groups = ceil_div(2 * args.dims.k_heads + args.dims.v_heads, kWarps);
-  const int blocks = gate_blocks(args.dims.v_heads) + groups * args.step.max_segments;
+  const int blocks = gate_blocks(args) + groups * args.step.max_segments;
   const dim3 grid(static_cast<unsigned>(ceil_div(blocks, kCluster) * kCluster));
   const auto run = [&]<int kRows>() {
     launch_pdl_cluster(stream, few_kernel<kRows>, grid, dim3(32 * kWarps), 0, dim3(kCluster), args);
   };
   if (args.step.max_rows == 1) return run.operator()<1>();
   if (args.step.max_rows <= 4) return run.operator()<4>();
-  run.operator()<kDecodeRows>();
+  run.operator()<kFragmentRows>();
 }
 
 }  // namespace flashnext::cuda::gdn

@@ -26,8 +26,6 @@ namespace flashnext::cuda {
 inline constexpr int kBlockK = 32;
 inline constexpr int kChunkBlocks = 5;
 inline constexpr int kChunkK = kBlockK * kChunkBlocks;
-inline constexpr int kDecodeRows = 8;      // columns of one MMA
-inline constexpr int kMaxDecodeRows = 32;  // more rows than these take the tile form
 inline constexpr float kSplitScale = 16.0f;
 inline constexpr float kSplitUnscale = 1.0f / 16.0f;
 

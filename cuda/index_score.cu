@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
 void index_scores(cudaStream_t stream, const IndexSelectArgs& args, float* scores,
                   std::int64_t stride, int row0, int rows) {
   const int tiles = static_cast<int>(stride / kScoreBlocks);
-  if (args.step.max_rows <= 16) {
+  if (args.step.max_rows <= kDecodeRows) {
     launch_dependent(stream, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(tiles)),
                      kThreads, 0, few_kernel, args, scores, stride, row0);
     return;

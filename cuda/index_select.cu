@@ -191,7 +191,7 @@ void index_select(cudaStream_t stream, const IndexSelectArgs& args) {
   float* scores = static_cast<float*>(args.workspace.data);
   const std::int64_t stride = score_stride(args);
   const int chunk = chunk_rows(args);
-  const int threads = args.step.max_rows <= 16 ? 1024 : 256;
+  const int threads = args.step.max_rows <= kDecodeRows ? 1024 : 256;
   const int cached = may_select(args) ? static_cast<int>(std::min<std::int64_t>(stride, 8192)) : 0;
   for (int row0 = 0; row0 < args.step.max_rows; row0 += chunk) {
     const int rows = std::min(chunk, args.step.max_rows - row0);

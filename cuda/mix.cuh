@@ -51,15 +51,30 @@ inline bool fused_decode(int num_streams, int dim) {
          split.slices <= 8 && split.slice_chunks * kChunkK == kPiece;
 }
 
-// mix_decode.cu. Norm, down and hidden of a group of at most 8 rows, where fused_decode().
+// mix_decode.cu. Norm, down and hidden of a group of at most kDecodeRows, where fused_decode().
 void mix_stack_decode(cudaStream_t stream, const MixParams& p);
-// mix_up.cu. Up, gates and x of a group of at most 8 rows.
+// mix_up.cu. Up, gates and x of a group of at most kDecodeRows.
 void mix_up_decode(cudaStream_t stream, const MixParams& p);
 
 #if defined(__CUDACC__)
 
 __device__ __forceinline__ int group_rows(const MixParams& p) {
   return min(rows_now(p.rows) - p.row0, p.group);
+}
+
+// What a block of the decode form has of the group: one fragment's rows, by the third dimension of
+// the grid.
+__device__ __forceinline__ MixParams fragment_of(const MixParams& all) {
+  MixParams p = all;
+  const int first = kFragmentRows * static_cast<int>(blockIdx.z);
+  const std::size_t stack = static_cast<std::size_t>(first) * static_cast<std::size_t>(p.dim) *
+                            static_cast<std::size_t>(p.num_streams);
+  const int hidden = first * p.rank;
+  p.row0 += first;
+  p.group = min(p.group - first, kFragmentRows);
+  p.stack = {p.stack.hi + stack, p.stack.lo + stack};
+  p.hidden = {p.hidden.hi + hidden, p.hidden.lo + hidden};
+  return p;
 }
 
 __device__ __forceinline__ void prefetch_l2(const void* p) {

@@ -1,8 +1,10 @@
-// mix for at most 8 rows, the second kernel: up, gates and x. The pending residual is added to the
-// streams, which no other block reads any more.
+// mix for the rows of a decode step, the second kernel: up, gates and x. The pending residual is
+// added to the streams, which no other block reads any more.
 //
 // Weights wait in registers, as in mix_decode.cu, which asks L2 for them.
 #include "cuda/mix.cuh"
+
+#include <algorithm>
 
 namespace flashnext::cuda {
 
@@ -13,11 +15,13 @@ constexpr int up_threads(int streams) { return streams < 4 ? 128 : 32 * streams;
 // Halves of a row of hidden planes in shared memory.
 __host__ __device__ constexpr int hidden_stride(int rank) { return (rank + 63) / 64 * 64 + 32; }
 
-// Block: 16 channels of every stream, a warp a stream; at least 128 threads.
+// Block: 16 channels of every stream, a warp a stream, and up to 8 rows; at least 128 threads.
 template <int kStreams>
-__global__ void __launch_bounds__(up_threads(kStreams), 1) up_kernel(const MixParams p) {
+__global__ void __launch_bounds__(up_threads(kStreams), 1)
+    up_kernel(const __grid_constant__ MixParams all) {
+  const MixParams p = fragment_of(all);
   extern __shared__ __align__(16) char smem[];
-  __shared__ float gated[kStreams][kDecodeRows][16];
+  __shared__ float gated[kStreams][kFragmentRows][16];
   constexpr int kThreads = up_threads(kStreams);
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
@@ -145,17 +149,19 @@ __global__ void __launch_bounds__(up_threads(kStreams), 1) up_kernel(const MixPa
   if (row >= rows || c0 + c >= p.dim) return;
   float x = 0.0f;
 #pragma unroll
-  for (int s = 0; s < kStreams; ++s) x += gated[s][row % kDecodeRows][c];
+  for (int s = 0; s < kStreams; ++s) x += gated[s][row % kFragmentRows][c];
   p.x[static_cast<std::size_t>(p.row0 + row) * dim + static_cast<std::size_t>(c0 + c)] =
       x * p.inv_streams;
 }
 
 template <int kStreams>
 void launch_up(cudaStream_t stream, const MixParams& p) {
-  const std::size_t planes = static_cast<std::size_t>(p.group * hidden_stride(p.rank)) * 4;
+  const int rows = std::min<int>(p.group, kFragmentRows);
+  const std::size_t planes = static_cast<std::size_t>(rows * hidden_stride(p.rank)) * 4;
   allow_smem(up_kernel<kStreams>, static_cast<int>(planes));
-  launch_pdl(stream, up_kernel<kStreams>, dim3(static_cast<unsigned>(ceil_div(p.dim, 16))),
-             dim3(up_threads(kStreams)), planes, p);
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.dim, 16)), 1,
+                  static_cast<unsigned>(ceil_div(p.group, kFragmentRows)));
+  launch_pdl(stream, up_kernel<kStreams>, grid, dim3(up_threads(kStreams)), planes, p);
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ void combine(cudaStream_t stream, const CombineArgs& args) {
   if (args.rows.max <= 0) return;
   const dim3 grid(static_cast<unsigned>(ceil_div(args.dim, 512)),
                   static_cast<unsigned>(args.rows.max));
-  const auto kernel = args.rows.max <= kFewRows ? combine_kernel<true> : combine_kernel<false>;
+  const auto kernel = args.rows.max <= kDecodeRows ? combine_kernel<true> : combine_kernel<false>;
   launch_pdl(stream, kernel, grid, dim3(128), 0, args);
 }
 

@@ -15,8 +15,7 @@ namespace flashnext::cuda {
 inline constexpr int kMaxExperts = 4096;
 inline constexpr int kMaxTopK = 64;
 
-// Up to 8 rows and 512 experts, with products of one slice (half_product.cuh): one kernel.
-inline constexpr int kFewRows = 8;
+// Up to kFragmentRows and 512 experts, with products of one slice (half_product.cuh): one kernel.
 inline constexpr int kFewExperts = 512;
 bool route_in_one_kernel(const RouteArgs& args);
 // logits: (rows.max, experts).

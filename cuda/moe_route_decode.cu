@@ -35,7 +35,7 @@ struct RouteShared {
   using Planes = std::conditional_t<(kRows <= kStagedRows), ChunkPlanes<kRows>, None>;
   union Warp {
     Planes planes;
-    float parts[kBlockRows][kDecodeRows];  // in the place of the warp's own planes
+    float parts[kBlockRows][kFragmentRows];  // in the place of the warp's own planes
   };
   union {
     Warp warps[kBlockWarps];
@@ -198,11 +198,10 @@ __global__ void __launch_bounds__(32 * kBlockWarps, 2)
 
 bool route_in_one_kernel(const RouteArgs& args) {
   const KSplit split = split_k(args.router.in);
-  return args.rows.max <= kFewRows && args.router.out <= kFewExperts && split.slices == 1;
+  return args.rows.max <= kFragmentRows && args.router.out <= kFewExperts && split.slices == 1;
 }
 
 void route_decode(cudaStream_t stream, const RouteArgs& args, float* logits) {
-  static_assert(kFewRows <= kDecodeRows);
   check(args.ticket != nullptr, "route: the ticket is missing");
   const dim3 grid(static_cast<unsigned>(ceil_div(args.router.out + 1, kBlockRows)));
   const auto kernel = args.rows.max <= 1   ? route_decode_kernel<16>

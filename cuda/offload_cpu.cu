@@ -12,8 +12,8 @@ namespace flashnext::cuda {
 
 namespace {
 
-constexpr int kMaxPairs = 128;
 constexpr int kPostThreads = 640;  // 16-byte pieces of a row of 2,560
+static_assert(kMaxPairs <= kPostThreads, "a thread a pair");
 constexpr int kJoinThreads = 1024;
 constexpr int kFlight = 4;  // loads that a thread has under way
 constexpr unsigned kPollNs = 250;

@@ -3,12 +3,12 @@
 #include "cuda/device_clock.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/rows.h"
 
 namespace flashnext::cuda {
 
 namespace {
 
-constexpr int kMaxFetches = 128;
 // A few blocks keep the link full and leave room for the kernels of a parallel branch.
 constexpr int kBlocks = 80;
 constexpr int kThreads = 256;
@@ -33,11 +33,13 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
 // room.
 __global__ void __launch_bounds__(kThreads, 4)
     fetch_kernel(const FetchArgs args, std::uint32_t pieces_of_line) {
-  __shared__ Fetch fetches[kMaxFetches];
+  __shared__ Fetch fetches[kMaxPairs];
   pdl_wait();
   const int count = *args.count < args.max_fetches ? *args.count : args.max_fetches;
   if (count <= 0) return;
-  if (threadIdx.x < static_cast<unsigned>(count)) fetches[threadIdx.x] = args.fetches[threadIdx.x];
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    fetches[i] = args.fetches[i];
+  }
   __syncthreads();
   const std::uint32_t pieces = static_cast<std::uint32_t>(count) * pieces_of_line;
   for (std::uint32_t piece = blockIdx.x * kThreads + threadIdx.x; piece < pieces;
@@ -68,9 +70,9 @@ __global__ void pace_kernel(const PaceArgs args) {
 }  // namespace
 
 void fetch(cudaStream_t stream, const FetchArgs& args) {
-  check(args.max_fetches >= 0 && args.max_fetches <= kMaxFetches, "fetch: number of lines");
+  check(args.max_fetches >= 0 && args.max_fetches <= kMaxPairs, "fetch: number of lines");
   check(args.line_bytes > 0 && args.line_bytes % 16 == 0 &&
-            args.line_bytes / 16 <= 0x7fffffff / kMaxFetches,
+            args.line_bytes / 16 <= 0x7fffffff / kMaxPairs,
         "fetch: bytes of a line");
   check(reinterpret_cast<std::uintptr_t>(args.bank) % 16 == 0, "fetch: alignment of the bank");
   if (args.max_fetches == 0) return;

@@ -1,10 +1,11 @@
 // resolve: cpp/device/resolve.h, bit for bit, by one block.
 //
 // A thread a (row, slot) pair: it is the expert's first appearance when no earlier pair has the
-// same id. Where an expert goes follows from how many experts of each kind come before it, which
-// ballots count; which misses are the processor's, from how many were seen before. Victims are
-// needed only when something is installed: of all lines, those with the smallest keys, found by
-// counting for every line how many go before it.
+// same id, which a table of the first pair of every expert tells. Where an expert goes follows from
+// how many experts of each kind come before it, which ballots count; which misses are the
+// processor's, from how many were seen before. Victims are needed only when something is installed:
+// of all lines, those with the smallest keys, found by counting for every line how many go before
+// it.
 #include "cpp/base/errors.h"
 #include "cpp/device/resolve.h"
 #include "cuda/device_clock.h"
@@ -17,10 +18,9 @@ namespace flashnext::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kMaxPairs = 128;
-constexpr int kPairWarps = kMaxPairs / 32;
+static_assert(kMaxPairs <= kThreads, "a thread a pair");
+constexpr int kFewPairs = 128;   // of which less is kept and compared
 constexpr int kMaxTable = 4096;  // experts, lines
-constexpr int kGroups = 128;     // of lines; at least kMaxPairs
 constexpr int kStaticSmem = 48 * 1024;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 constexpr std::uint64_t kNever = ~std::uint64_t{0};  // key of a line that is not to be given up
@@ -38,10 +38,10 @@ __device__ __forceinline__ bool goes_before(std::uint64_t a, std::int32_t a_line
 }
 
 // How many of the first `capacity` lines may stand as candidates at once.
-int candidate_room(const ResolveArgs& args) {
+int candidate_room(const ResolveArgs& args, int groups) {
   const int lines = args.tables.lines;
-  if (lines <= kGroups) return kGroups;
-  const int most = args.rows.max * args.slots * ceil_div(lines, kGroups);
+  if (lines <= groups) return groups;
+  const int most = args.rows.max * args.slots * ceil_div(lines, groups);
   const int room = most < lines ? most : lines;
   return room > kThreads ? room : kThreads;
 }
@@ -76,34 +76,37 @@ __device__ void find_places(const Candidates& c, int n) {
   }
 }
 
+// kPairs: room for the step's, a multiple of 32; also the groups of lines in choose_candidates().
+template <int kPairs>
 struct Shared {
-  alignas(16) std::int32_t ids[kMaxPairs];
-  std::int32_t cpu_of[kMaxPairs + 1];
-  std::int32_t victims[kMaxPairs];
-  alignas(16) std::int32_t seen[kMaxPairs];  // of a fetchable pair; -1 of the others
-  std::uint32_t used[kMaxTable / 32];        // a bit a line
+  std::int32_t cpu_of[kPairs + 1];
+  std::int32_t victims[kPairs];
+  alignas(16) std::int32_t seen[kPairs];  // of a fetchable pair; -1 of the others
+  std::uint32_t used[kMaxTable / 32];     // a bit a line
   // A bit a pair: first appearance of an expert that has a line; that has none and is reachable;
   // that has none and is not; of the fetchable ones, those that are fetched.
-  std::uint32_t hits[kPairWarps], fetchable[kPairWarps], unreachable[kPairWarps];
-  std::uint32_t fetched[kPairWarps];
+  std::uint32_t hits[kPairs / 32], fetchable[kPairs / 32], unreachable[kPairs / 32];
+  std::uint32_t fetched[kPairs / 32];
   std::int32_t usable;      // lines that may be given up
   std::int32_t candidates;  // of those, the ones in question
   std::uint64_t bound;      // the last of them
   std::int32_t bound_line;
 };
 
-__device__ __forceinline__ int total(const std::uint32_t (&bits)[kPairWarps]) {
+template <int kWords>
+__device__ __forceinline__ int total(const std::uint32_t (&bits)[kWords]) {
   int n = 0;
 #pragma unroll
-  for (int w = 0; w < kPairWarps; ++w) n += __popc(bits[w]);
+  for (int w = 0; w < kWords; ++w) n += __popc(bits[w]);
   return n;
 }
 
 // Set bits before the pair.
-__device__ __forceinline__ int before(const std::uint32_t (&bits)[kPairWarps], int pair) {
+template <int kWords>
+__device__ __forceinline__ int before(const std::uint32_t (&bits)[kWords], int pair) {
   int n = 0;
 #pragma unroll
-  for (int w = 0; w < kPairWarps; ++w) {
+  for (int w = 0; w < kWords; ++w) {
     const std::uint32_t mask = w < pair / 32 ? kAll : w == pair / 32 ? (1u << (pair % 32)) - 1u : 0;
     n += __popc(bits[w] & mask);
   }
@@ -112,12 +115,12 @@ __device__ __forceinline__ int before(const std::uint32_t (&bits)[kPairWarps], i
 
 // How many of the fetchable pairs are fetched before this one is, when time allows for few of them:
 // those that were seen later, and of those seen at once the earlier ones.
-__device__ __forceinline__ int seen_later(const Shared& shared, int pairs, int pair) {
-  const std::int32_t mine = shared.seen[pair];
+__device__ __forceinline__ int seen_later(const std::int32_t* all, int pairs, int pair) {
+  const std::int32_t mine = all[pair];
   int later = 0;
 #pragma unroll 2
   for (int j = 0; j < pairs; j += 4) {
-    const int4 seen = reinterpret_cast<const int4*>(shared.seen)[j / 4];
+    const int4 seen = reinterpret_cast<const int4*>(all)[j / 4];
     later += (seen.x > mine || (seen.x == mine && j < pair)) ? 1 : 0;
     later += (seen.y > mine || (seen.y == mine && j + 1 < pair)) ? 1 : 0;
     later += (seen.z > mine || (seen.z == mine && j + 2 < pair)) ? 1 : 0;
@@ -126,10 +129,10 @@ __device__ __forceinline__ int seen_later(const Shared& shared, int pairs, int p
   return later;
 }
 
-// With more lines than groups (line % kGroups): the `wanted`-th smallest of the groups' smallest
+// With more lines than groups (line % kPairs): the `wanted`-th smallest of the groups' smallest
 // keys bounds the victims from above, and only lines up to it become candidates.
-template <int kPerThread>
-__device__ void choose_candidates(Shared& shared, const Candidates& c,
+template <int kPairs, int kPerThread>
+__device__ void choose_candidates(Shared<kPairs>& shared, const Candidates& c,
                                   const std::uint64_t (&keys)[kPerThread], int wanted) {
   const int t = static_cast<int>(threadIdx.x);
   std::uint64_t least = keys[0];
@@ -144,9 +147,9 @@ __device__ void choose_candidates(Shared& shared, const Candidates& c,
   c.key[t] = least;
   c.line[t] = least_line;
   __syncthreads();
-  if (t < kGroups) {
+  if (t < kPairs) {
 #pragma unroll
-    for (int i = kGroups; i < kThreads; i += kGroups) {
+    for (int i = kPairs; i < kThreads; i += kPairs) {
       if (goes_before(c.key[t + i], c.line[t + i], least, least_line)) {
         least = c.key[t + i];
         least_line = c.line[t + i];
@@ -156,14 +159,14 @@ __device__ void choose_candidates(Shared& shared, const Candidates& c,
     c.line[t] = least_line;
   }
   __syncthreads();
-  find_places(c, kGroups);
+  find_places(c, kPairs);
   __syncthreads();
-  if (t < kGroups && c.place[t] == wanted - 1) {
+  if (t < kPairs && c.place[t] == wanted - 1) {
     shared.bound = least;
     shared.bound_line = least_line;
   }
   __syncthreads();
-  if (t < kGroups) c.place[t] = 0;
+  if (t < kPairs) c.place[t] = 0;
 #pragma unroll
   for (int q = 0; q < kPerThread; ++q) {
     const std::int32_t line = t + kThreads * q;
@@ -176,8 +179,8 @@ __device__ void choose_candidates(Shared& shared, const Candidates& c,
 
 // shared.victims = the lines to be given up, in order; -1 where there is none. All threads take
 // part.
-template <int kPerThread>
-__device__ void find_victims(Shared& shared, const Candidates& c, int lines,
+template <int kPairs, int kPerThread>
+__device__ void find_victims(Shared<kPairs>& shared, const Candidates& c, int lines,
                              const std::uint64_t (&keys)[kPerThread], int wanted) {
   const int t = static_cast<int>(threadIdx.x);
   int usable = 0;
@@ -186,7 +189,7 @@ __device__ void find_victims(Shared& shared, const Candidates& c, int lines,
   usable = static_cast<int>(__reduce_add_sync(kAll, static_cast<unsigned>(usable)));
   if (t % 32 == 0 && usable > 0) atomicAdd(&shared.usable, usable);
   int n = lines;
-  if (lines <= kGroups) {
+  if (lines <= kPairs) {
     if (t < lines) {
       c.key[t] = keys[0];
       c.line[t] = t;
@@ -207,10 +210,10 @@ __device__ void find_victims(Shared& shared, const Candidates& c, int lines,
 
 // Nothing is read early: the uploads of tables may be kernels themselves, and still under way when
 // this one starts.
-template <int kPerThread>
+template <int kPairs, int kPerThread>
 __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs args, int room) {
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ Shared shared;
+  __shared__ Shared<kPairs> shared;
   const CacheTables& tables = args.tables;
   const Candidates c{reinterpret_cast<std::uint64_t*>(memory),
                      reinterpret_cast<std::int32_t*>(memory) + 2 * room,
@@ -218,17 +221,19 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   std::int32_t* order = reinterpret_cast<std::int32_t*>(memory) + 4 * room;  // (experts)
   // (experts) line, or -1 - seen of an expert that has none: it is asked for only then.
   std::int32_t* line_of = order + tables.experts;
+  std::int32_t* first = line_of + tables.experts;  // (experts) pair that has it first, or kPairs
   const int t = static_cast<int>(threadIdx.x);
   const int max_pairs = args.rows.max * args.slots;
   pdl_trigger();
 #pragma unroll 1
   for (int i = t; i < room; i += kThreads) c.place[i] = 0;
-  if (t < kMaxPairs) {
-    shared.victims[t] = -1;
-    shared.used[t] = 0;
-  }
-  if (t < kPairWarps) shared.hits[t] = shared.fetchable[t] = shared.unreachable[t] = 0;
-  if (t == 0) shared.usable = shared.candidates = 0;
+#pragma unroll 1
+  for (int i = t; i < tables.experts; i += kThreads) first[i] = kPairs;
+  if (t < kPairs) shared.victims[t] = -1;
+  if (t < kMaxTable / 32) shared.used[t] = 0;
+  if (t < kPairs / 32) shared.hits[t] = shared.fetchable[t] = shared.unreachable[t] = 0;
+  if (t == 0) shared.usable = shared.candidates = shared.cpu_of[0] = 0;
+  __syncthreads();
   pdl_wait();
 
   // Everything that may be needed is asked for before the first answer is used; past L1, since it
@@ -237,8 +242,8 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   const std::int32_t rows = __ldcg(args.rows.count);
   const std::int32_t sequence = __ldcg(&args.head->sequence);
   const std::int32_t id = t < max_pairs ? __ldcg(args.ids + t) : 0;
-  const bool shares = tables.cpu_of != nullptr && t <= max_pairs;
-  const std::int32_t share_of = shares ? __ldcg(tables.cpu_of + t) : 0;
+  const bool shares = tables.cpu_of != nullptr && t < max_pairs;
+  const std::int32_t share_of = shares ? __ldcg(tables.cpu_of + t + 1) : 0;
   std::int32_t held[kPerThread], stamp[kPerThread];  // of line t + kThreads * q
   // Of expert t + kThreads * q.
   std::int32_t expert_line[kPerThread], expert_seen[kPerThread], expert_order[kPerThread];
@@ -252,8 +257,8 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
     expert_order[q] = at < tables.experts ? __ldcg(tables.order + at) : 0;
   }
   const int pairs = args.slots * rows * args.rows.scale;
-  if (t < max_pairs) shared.ids[t] = id;
-  if (t <= max_pairs) shared.cpu_of[t] = share_of;
+  if (t < pairs) atomicMin(&first[id], t);
+  if (t < max_pairs) shared.cpu_of[t + 1] = share_of;
 #pragma unroll
   for (int q = 0; q < kPerThread; ++q) {
     const int at = t + kThreads * q;
@@ -266,19 +271,9 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   std::int32_t expert = -1;  // of this thread's pair when it is the first of its expert
   std::int32_t line = -1;
   bool fetchable = false;  // it has no line, and may be fetched
-  if (t < kMaxPairs) {
-    if (t < pairs) {
-      const std::int32_t mine = shared.ids[t];
-      bool repeats = false;
-#pragma unroll 2
-      for (int j = 0; j < t; j += 4) {
-        const int4 ids = reinterpret_cast<const int4*>(shared.ids)[j / 4];
-        repeats |= ids.x == mine || (ids.y == mine && j + 1 < t) || (ids.z == mine && j + 2 < t) ||
-                   (ids.w == mine && j + 3 < t);
-      }
-      if (!repeats) expert = mine;
-    }
-    if (expert >= 0) {
+  if (t < kPairs) {
+    if (t < pairs && first[id] == t) {
+      expert = id;
       line = line_of[expert];
       if (line >= 0) {
         atomicOr(&shared.used[line / 32], 1u << (line % 32));
@@ -303,8 +298,8 @@ __global__ void __launch_bounds__(kThreads) resolve_kernel(const ResolveArgs arg
   const int to_cpu = share < 0 ? 0 : share < candidates ? share : candidates;
   const int fetched = candidates - to_cpu;
   if (to_cpu > 0) {
-    if (t < kMaxPairs) {
-      const bool goes = fetchable && seen_later(shared, pairs, t) < fetched;
+    if (t < kPairs) {
+      const bool goes = fetchable && seen_later(shared.seen, pairs, t) < fetched;
       const unsigned chosen = __ballot_sync(kAll, goes);
       if (t % 32 == 0) shared.fetched[t / 32] = chosen;
     }
@@ -379,11 +374,15 @@ void resolve(cudaStream_t stream, const ResolveArgs& args) {
         "resolve: rows and slots");
   check(tables.experts >= 1 && tables.experts <= kMaxTable, "resolve: number of experts");
   check(tables.lines >= 0 && tables.lines <= kMaxTable, "resolve: number of lines");
-  const int room = candidate_room(args);
-  const int bytes = 16 * room + 8 * tables.experts;
+  const bool few = args.rows.max * args.slots <= kFewPairs;
   const bool small = tables.lines <= kThreads && tables.experts <= kThreads;
-  const auto kernel = small ? resolve_kernel<1> : resolve_kernel<kMaxTable / kThreads>;
-  if (bytes + static_cast<int>(sizeof(Shared)) > kStaticSmem) allow_smem(kernel, bytes);
+  constexpr int kMost = kMaxTable / kThreads;
+  const auto kernel =
+      few ? (small ? resolve_kernel<kFewPairs, 1> : resolve_kernel<kFewPairs, kMost>)
+          : (small ? resolve_kernel<kMaxPairs, 1> : resolve_kernel<kMaxPairs, kMost>);
+  const int room = candidate_room(args, few ? kFewPairs : kMaxPairs);
+  const int bytes = 16 * room + 12 * tables.experts;
+  if (bytes + static_cast<int>(sizeof(Shared<kMaxPairs>)) > kStaticSmem) allow_smem(kernel, bytes);
   launch_pdl(stream, kernel, dim3(1), dim3(kThreads), static_cast<std::size_t>(bytes), args, room);
 }
 

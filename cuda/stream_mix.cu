@@ -2,8 +2,8 @@
 //
 // mix, per group of rows: norm (pending residual, RMS, planes of the normed stack) -> down and
 // inject (half_product.cuh, partial sums a slice) -> hidden (joins the slices) -> up, gates and x.
-// Up to 32 rows go in groups of 8 through mix_decode.cu and mix_up.cu, where the real dimensions
-// take two kernels. Same arithmetic.
+// Decode goes through mix_decode.cu and mix_up.cu, where the real dimensions take two kernels. Same
+// arithmetic.
 #include "cpp/base/errors.h"
 #include "cuda/kernels.h"
 #include "cuda/mix.cuh"
@@ -335,7 +335,7 @@ struct MixSpace {
 constexpr int kGroupRows = 2048;  // that share a workspace at a time in the tile form
 
 // Rows that go through the kernels at a time.
-int group_size(int max_rows) { return max_rows <= kMaxDecodeRows ? kDecodeRows : kGroupRows; }
+int group_size(int max_rows) { return max_rows <= kDecodeRows ? kDecodeRows : kGroupRows; }
 
 MixSpace mix_space(const MixArgs& args) {
   MixSpace space{};
@@ -385,7 +385,7 @@ void mix(cudaStream_t stream, const MixArgs& args) {
   check(args.workspace.bytes >= space.bytes, "mix: workspace too small");
   char* work = static_cast<char*>(args.workspace.data);
   const auto u16 = [&](std::size_t at) { return reinterpret_cast<std::uint16_t*>(work + at); };
-  const bool decode = args.rows.max <= kMaxDecodeRows;
+  const bool decode = args.rows.max <= kDecodeRows;
   const bool fused = decode && fused_decode(args.num_streams, args.dim);
   const int step = group_size(args.rows.max);
 

@@ -33,9 +33,9 @@ struct CacheOptions {
   std::int32_t ring_lines = 0;             // staging lines at least; 0: what decode needs
   std::int32_t plan_every = 16;            // steps between plans; the first comes before step 1
   std::int32_t max_promotions = 32;        // that may be under way
-  bool lockstep = false;   // promotions land before the next step: what a replay counts
-  double link_limit = 0;   // bytes a second of a slower link that is played; 0: off
-  bool cpu = false;        // misses may be computed by the processor
+  bool lockstep = false;  // promotions land before the next step: what a replay counts
+  double link_limit = 0;  // bytes a second of a slower link that is played; 0: off
+  bool cpu = false;       // misses may be computed by the processor
   CpuOptions cpu_options{};
   std::int64_t cpu_deadline_ns = 5'000'000'000;
 };

@@ -13,7 +13,8 @@ inline constexpr std::int32_t kDecodeRows = 32;
 inline constexpr std::int32_t kFragmentRows = 8;
 
 // Decode: the experts of a step are found inside its graph, and it may be rewound. Prefill: what
-// one layer needs for itself shares memory with the others, and experts in host memory are streamed.
+// one layer needs for itself shares memory with the others, and experts in host memory are
+// streamed.
 enum class Phase : std::uint8_t { kDecode, kPrefill };
 
 // Most rows of a decode step of so many lanes.

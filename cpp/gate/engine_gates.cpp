@@ -229,6 +229,7 @@ class EngineGates {
     const std::size_t start = 70;
     if (ids_.size() < start + 2 * kDecodeRows) return;
     for (const std::int32_t n : kRowCounts) {
+      if (n < 2) continue;
       if (n > most_rows_) break;
       for (std::int32_t keep = 0; keep < n; ++keep) {
         // Of a whole window every count, of others one.

@@ -41,8 +41,8 @@ const std::vector<std::string>& engine_gates();
 // its outputs allow it, row by row and in a larger bucket. A device that fails ends the gate.
 std::vector<GateResult> run_op_gates(Device& host, Device& other, const GateOptions& options = {});
 
-// On a session that nothing has used: the more lanes (up to 32), snapshots and chunk (512), the more
-// is run; `name` of a result says what was. Every lane is empty afterwards.
+// On a session that nothing has used: the more lanes (up to 32), snapshots and chunk (512), the
+// more is run; `name` of a result says what was. Every lane is empty afterwards.
 std::vector<GateResult> run_engine_gates(Session& session, const GateOptions& options = {});
 
 }  // namespace flashnext::gate

@@ -138,9 +138,8 @@ void streams_and_products(Plan& plan) {
 
 void sequences(Plan& plan) {
   using Lengths = std::vector<std::int32_t>;
-  for (const Lengths& lengths :
-       {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths(32, 1), Lengths{8, 8, 1, 7},
-        Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
+  for (const Lengths& lengths : {Lengths{1}, Lengths{1, 1, 1, 1, 1, 1, 1, 1}, Lengths(32, 1),
+                                 Lengths{8, 8, 1, 7}, Lengths{4, 1, 8, 2, 20, 3}, Lengths{130}}) {
     for (const std::int32_t k_heads : {2, 16}) {
       for (const bool in_place : {false, true}) {
         plan.add("ops", gdn_conv_case, k_heads, 3 * k_heads, 160 * k_heads, lengths, in_place);
@@ -150,7 +149,7 @@ void sequences(Plan& plan) {
     plan.add("ops", window_push_case, kTiny, 9, lengths);
     plan.add("ops", ple_conv_case, kTiny, lengths);
   }
-  // One kernel up to 8 rows, however they are dealt out, and several for more.
+  // One kernel for a decode step, however its rows are dealt out, and several for more.
   for (const Lengths& lengths :
        {Lengths{2}, Lengths{1, 2}, Lengths{4}, Lengths{1, 1, 3}, Lengths{2, 4}, Lengths{1, 2, 4},
         Lengths{8}, Lengths{1, 5, 2}, Lengths{9}, Lengths(12, 1), Lengths{8, 8}, Lengths(17, 1),

@@ -150,8 +150,8 @@ void Engine::build() {
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   const auto by_memory = static_cast<std::int32_t>(
       std::min<std::size_t>(kLogitsBytes / row_bytes, std::size_t{1} << 20));
-  max_outputs_ = std::max({options_.lanes, decode_rows(options_.lanes),
-                           std::min(options_.chunk, by_memory)});
+  max_outputs_ =
+      std::max({options_.lanes, decode_rows(options_.lanes), std::min(options_.chunk, by_memory)});
   const std::int32_t large_rows = std::max(options_.chunk, options_.lanes);
   allocate(large_rows);
 

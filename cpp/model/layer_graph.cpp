@@ -12,8 +12,7 @@ namespace {
 // Gated DeltaNet: buffers and ops of one layer.
 class GdnPart {
  public:
-  GdnPart(LayerParts& parts, const GraphContext& context)
-      : p_(parts), c_(context) {
+  GdnPart(LayerParts& parts, const GraphContext& context) : p_(parts), c_(context) {
     const ModelShape& s = p_.shape();
     const std::int64_t r = p_.step().max_rows;
     GraphBuilder& b = p_.builder();

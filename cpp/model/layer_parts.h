@@ -59,8 +59,8 @@ class LayerParts {
   // What every mix of the model has in common.
   MixArgs mix_args(RowCount count, float* streams, const MixWeight& w, float* x) const;
   float* take_index();  // (rows, index_heads + 1, index_dim)
-  // The routed experts of a decode step, those with a line while the others are fetched or computed by
-  // the processor; `e` is for all pairs.
+  // The routed experts of a decode step, those with a line while the others are fetched or computed
+  // by the processor; `e` is for all pairs.
   void cached_experts(ExpertsArgs e, std::size_t layer);
 
   GraphBuilder& b_;

@@ -9,22 +9,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Runs rows in the lane and returns the token drawn after the last (-1: none was asked for).
-std::int32_t timed_step(Engine& engine, std::int32_t lane, std::span<const std::int32_t> tokens,
-                        bool draw, const SampleParams& sampling, std::vector<std::int64_t>& ns) {
+// Runs the rows; drawn tokens, a lane each, go to `drawn`.
+void timed_step(Engine& engine, std::span<const LaneRows> rows, std::vector<std::int64_t>& ns,
+                std::vector<std::int32_t>& drawn) {
   const Clock::time_point start = Clock::now();
-  const bool room = engine.reserve(lane, static_cast<std::int32_t>(tokens.size()));
-  check(room, "measure_run: the lane's pages do not suffice");
-  const LaneRows rows{lane, tokens, draw ? LaneRows::Logits::kLast : LaneRows::Logits::kNone,
-                      sampling};
-  const std::vector<StepOutput>& out = engine.step({&rows, 1}, false);
-  ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
-  if (!draw) return -1;
-  if (out.front().token < 0) {
-    throw DeviceError("the logits at position " + std::to_string(out.front().pos) +
-                      " are not finite");
+  for (const LaneRows& r : rows) {
+    const bool room = engine.reserve(r.lane, static_cast<std::int32_t>(r.tokens.size()));
+    check(room, "measure_run: the lane's pages do not suffice");
   }
-  return out.front().token;
+  const std::vector<StepOutput>& out = engine.step(rows, false);
+  ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+  for (const StepOutput& o : out) {
+    if (o.token < 0) {
+      throw DeviceError("the logits at position " + std::to_string(o.pos) + " are not finite");
+    }
+    drawn[static_cast<std::size_t>(o.lane)] = o.token;
+  }
 }
 
 // Graphs on or off until the end of the scope.
@@ -134,6 +134,17 @@ std::uint64_t streamed(const Engine& engine) {
   return engine.stream() == nullptr ? 0 : engine.stream()->stats().bytes;
 }
 
+// The first lanes, which are all free while nothing runs.
+std::vector<LaneLease> borrow_lanes(Engine& engine, std::int32_t count) {
+  std::vector<LaneLease> leases;
+  for (std::int32_t lane = 0; lane < count; ++lane) {
+    std::optional<LaneLease> lease = engine.borrow();
+    check(lease && lease->lane() == lane, "a lane is in use while nothing runs");
+    leases.push_back(std::move(*lease));
+  }
+  return leases;
+}
+
 RunTimes measure_alone(Session& session, std::span<const std::int32_t> prompt,
                        const MeasureOptions& options) {
   Engine& engine = session.engine();
@@ -144,26 +155,43 @@ RunTimes measure_alone(Session& session, std::span<const std::int32_t> prompt,
                      std::to_string(options.new_tokens) + " new ones: must be 1 to window = " +
                      std::to_string(limits.window) + " together");
   }
+  if (options.lanes < 1 || options.lanes > limits.lanes) {
+    throw InputError("lanes = " + std::to_string(options.lanes) + ": the session was opened for " +
+                     std::to_string(limits.lanes));
+  }
+  if (options.lanes > 1 && (!options.routing.empty() || options.resident_sets > 0)) {
+    throw InputError("lanes = " + std::to_string(options.lanes) +
+                     ": experts can be chosen in place of the model for one lane alone");
+  }
   if (options.chunk < 0 || options.chunk > limits.chunk) {
     throw InputError("chunk = " + std::to_string(options.chunk) + ": the session was opened for " +
                      std::to_string(limits.chunk) + " rows");
   }
   const auto chunk = static_cast<std::size_t>(options.chunk > 0 ? options.chunk : limits.chunk);
   session.scheduler().prefixes().clear();
-  const std::optional<LaneLease> lease = engine.borrow();
-  check(lease.has_value(), "no lane is free while nothing runs");
+  const std::vector<LaneLease> leases = borrow_lanes(engine, options.lanes);
   const GraphChoice choice(engine, options.graphs);
   RunTimes times;
   const std::uint64_t streamed_before = streamed(engine);
-  std::int32_t token = -1;
-  for (std::size_t at = 0; at < prompt.size(); at += chunk) {
-    if (options.poll) options.poll();
-    const std::size_t n = std::min(chunk, prompt.size() - at);
-    token = timed_step(engine, lease->lane(), prompt.subspan(at, n), at + n == prompt.size(),
-                       options.sampling, times.chunk_ns);
+  const auto lanes = static_cast<std::size_t>(options.lanes);
+  std::vector<std::int32_t> drawn(lanes, -1);
+  for (std::int32_t lane = 0; lane < options.lanes; ++lane) {
+    std::vector<std::int32_t> ids(prompt.begin(), prompt.end());
+    const std::size_t first = static_cast<std::size_t>(lane) * ids.size() / lanes;
+    std::rotate(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
+    std::vector<std::int64_t> others;
+    for (std::size_t at = 0; at < ids.size(); at += chunk) {
+      if (options.poll) options.poll();
+      const std::size_t n = std::min(chunk, ids.size() - at);
+      const bool is_end = at + n == ids.size();
+      const LaneRows rows{lane, std::span(ids).subspan(at, n),
+                          is_end ? LaneRows::Logits::kLast : LaneRows::Logits::kNone,
+                          options.sampling};
+      timed_step(engine, {&rows, 1}, lane == 0 ? times.chunk_ns : others, drawn);
+    }
   }
   times.streamed_bytes = streamed(engine) - streamed_before;
-  times.tokens.push_back(token);
+  times.tokens = drawn;
   std::vector<std::int32_t> resident;
   if (options.resident_sets > 0) resident = resident_routing(session, options.resident_sets);
   Routing routing(session, resident.empty() ? options.routing : std::span(resident));
@@ -171,10 +199,18 @@ RunTimes measure_alone(Session& session, std::span<const std::int32_t> prompt,
   for (std::int32_t i = 0; i < options.new_tokens; ++i) {
     if (options.poll) options.poll();
     const auto at = static_cast<std::size_t>(i);
-    if (!options.feed.empty()) token = options.feed[at % options.feed.size()];
+    std::vector<std::int32_t> fed = drawn;
+    std::vector<LaneRows> rows;
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      if (!options.feed.empty()) {
+        fed[lane] = options.feed[(at * lanes + lane) % options.feed.size()];
+      }
+      rows.push_back({static_cast<std::int32_t>(lane), std::span(fed).subspan(lane, 1),
+                      LaneRows::Logits::kLast, options.sampling});
+    }
     routing.take(at);
-    token = timed_step(engine, lease->lane(), {&token, 1}, true, options.sampling, times.decode_ns);
-    times.tokens.push_back(token);
+    timed_step(engine, rows, times.decode_ns, drawn);
+    times.tokens.insert(times.tokens.end(), drawn.begin(), drawn.end());
     if (session.cache() == nullptr) continue;
     const StepExperts after = expert_counts(session.cache());
     times.experts.push_back(after - before);
@@ -189,16 +225,16 @@ void warm_alone(Session& session, std::span<const std::int32_t> steps,
   Engine& engine = session.engine();
   Routing routing(session, steps);
   session.scheduler().prefixes().clear();
-  const std::optional<LaneLease> lease = engine.borrow();
-  check(lease.has_value(), "no lane is free while nothing runs");
-  const std::int32_t lane = lease->lane();
+  const std::vector<LaneLease> leases = borrow_lanes(engine, 1);
   std::vector<std::int64_t> unused;
+  std::vector<std::int32_t> drawn(1);
   for (std::size_t i = 0; i < routing.steps(); ++i) {
     if (poll) poll();
-    if (engine.length(lane) >= engine.options().window) engine.reset(lane);
+    if (engine.length(0) >= engine.options().window) engine.reset(0);
     routing.take(i);
     const std::int32_t token = static_cast<std::int32_t>(i % 97) % engine.options().token_limit;
-    timed_step(engine, lane, {&token, 1}, false, {}, unused);
+    const LaneRows rows{0, {&token, 1}, LaneRows::Logits::kNone, {}};
+    timed_step(engine, {&rows, 1}, unused, drawn);
   }
 }
 

@@ -1,5 +1,5 @@
-// One request timed step by step: a cold prompt in chunks, then one token a step, each fed back.
-// This is what a bench asks of a Session; generate() is what a user asks.
+// Requests timed step by step: cold prompts in chunks, then one token a lane and step, each fed
+// back. This is what a bench asks of a Session; generate() is what a user asks.
 #pragma once
 
 #include "cpp/session/session.h"
@@ -13,14 +13,17 @@ namespace flashnext {
 
 struct MeasureOptions {
   std::int32_t new_tokens = 32;  // decode steps after the first token
+  std::int32_t lanes = 1;        // requests; each begins the prompt at another place of it
   std::int32_t chunk = 0;        // rows of a prefill step; 0: the session's
   bool graphs = true;            // false: every step op by op
   SampleParams sampling{};
   std::function<void()> poll;  // called between steps; may throw
-  // Ids of the decode steps in place of those that were drawn, in turn; empty: each is fed back.
+  // Ids of the decode steps in place of those that were drawn, lane by lane and in turn; empty:
+  // each is fed back.
   std::span<const std::int32_t> feed;
   // Experts of the decode steps in place of the model's choice, (steps, layers, top_k) of the trunk
-  // in turn; empty: its own. Needs SessionOptions::forced_routing and experts in host memory.
+  // in turn; empty: its own. Needs SessionOptions::forced_routing, experts in host memory and one
+  // lane.
   std::span<const std::int32_t> routing;
   // The same of experts that have a line when the prompt has run, in up to so many disjoint choices
   // in turn: steps that miss nothing. 0: off.
@@ -37,15 +40,15 @@ struct StepExperts {
 };
 
 struct RunTimes {
-  std::vector<std::int64_t> chunk_ns;   // of each prefill step, on the caller's clock
+  std::vector<std::int64_t> chunk_ns;   // of each prefill step of lane 0, on the caller's clock
   std::vector<std::int64_t> decode_ns;  // of each decode step: token in to token out
-  std::vector<std::int32_t> tokens;     // drawn: the first by the prefill, then one a decode step
+  std::vector<std::int32_t> tokens;     // drawn, lane by lane: by the prefill, then a decode step
   std::vector<StepExperts> experts;     // of each decode step; empty when experts are resident
   std::uint64_t streamed_bytes = 0;     // copied for the prompt
   StepProfile profile;                  // with MeasureOptions::profile
 };
 
-// Runs when no request does, in a lane of its own; prefixes are forgotten. Throws InputError when
+// Runs when no request does, in lanes of its own; prefixes are forgotten. Throws InputError when
 // prompt and tokens exceed the window, DeviceError when logits are not finite.
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
                      const MeasureOptions& options);

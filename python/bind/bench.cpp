@@ -74,8 +74,10 @@ py::dict experts_dict(const std::vector<StepExperts>& steps) {
 // Times of one run, and with `repeats` > 0 the profile of its last step.
 py::dict measure(PySession& s, const std::vector<std::int32_t>& prompt, std::int32_t new_tokens,
                  std::int32_t chunk, bool graphs, int repeats, const std::optional<Ids>& feed,
-                 const std::optional<Ids>& routing, std::int32_t resident_sets) {
+                 const std::optional<Ids>& routing, std::int32_t resident_sets,
+                 std::int32_t lanes) {
   MeasureOptions o;
+  o.lanes = lanes;
   o.new_tokens = new_tokens;
   o.chunk = chunk;
   o.graphs = graphs;
@@ -212,7 +214,7 @@ void bind_bench(py::module_& m) {
   m.def("measure", &measure, py::arg("session"), py::arg("prompt"), py::kw_only(),
         py::arg("new_tokens") = 32, py::arg("chunk") = 0, py::arg("graphs") = true,
         py::arg("profile") = 0, py::arg("feed") = py::none(), py::arg("routing") = py::none(),
-        py::arg("resident_sets") = 0);
+        py::arg("resident_sets") = 0, py::arg("lanes") = 1);
   m.def("routing_of", &routing_of, py::arg("trace"));
   m.def(
       "warm_cache",

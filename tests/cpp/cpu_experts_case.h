@@ -26,7 +26,7 @@ struct Sizes {
   std::int32_t layers = 2;
   std::int32_t experts = 12;
   std::int32_t slots = 4;
-  std::int32_t rows = 8;
+  std::int32_t rows = kDecodeRows;
   std::int32_t pairs() const { return rows * slots; }
 };
 

@@ -157,7 +157,7 @@ TEST_F(ExpertsGpu, RowCountsAndRates) {
   for (std::int32_t words : {48, 80, 40}) {
     const Bank bank(16, 5, 384, 256, words, words, words, random);
     for (std::int32_t levels : {exl3::kLevels, exl3::kLevelsOneDigit}) {
-      for (std::int32_t rows : {1, 2, 5, 8, 9, 64, 300}) {
+      for (std::int32_t rows : {1, 2, 5, 8, 9, 12, 17, 32, 33, 64, 300}) {
         check_experts(bank, pick(rows, 4, 16), rows, rows, 4, levels,
                       "rows " + std::to_string(rows));
       }
@@ -175,14 +175,16 @@ TEST_F(ExpertsGpu, DifferentRatesOfGateUpAndDown) {
 TEST_F(ExpertsGpu, FewerRowsThanTheBucket) {
   const Bank bank(16, 4, 256, 128, 48, 48, 48, random);
   for (std::int32_t rows : {0, 1, 3}) {
-    check_experts(bank, pick(8, 4, 16), rows, 8, 4, exl3::kLevels, "bucket of 8");
-    check_experts(bank, pick(100, 4, 16), rows, 100, 4, exl3::kLevels, "bucket of 100");
+    for (std::int32_t bucket : {8, 12, 32, 100}) {
+      check_experts(bank, pick(bucket, 4, 16), rows, bucket, 4, exl3::kLevels,
+                    "bucket of " + std::to_string(bucket));
+    }
   }
 }
 
 TEST_F(ExpertsGpu, AllRowsTheSameExpert) {
   const Bank bank(8, 8, 256, 128, 48, 48, 48, random);
-  for (std::int32_t rows : {8, 300}) {
+  for (std::int32_t rows : {8, 9, 32, 300}) {
     const std::vector<std::int32_t> ids(static_cast<std::size_t>(rows * 4), 5);
     check_experts(bank, ids, rows, rows, 4, exl3::kLevels, "one expert, also in every slot");
   }
@@ -191,15 +193,26 @@ TEST_F(ExpertsGpu, AllRowsTheSameExpert) {
 TEST_F(ExpertsGpu, RepeatedIdsInADecodeStep) {
   const Bank bank(4, 4, 256, 128, 48, 48, 48, random);
   std::vector<std::int32_t> ids;
-  for (int i = 0; i < 8 * 10; ++i) ids.push_back(static_cast<std::int32_t>(random() % 4));
-  check_experts(bank, ids, 8, 8, 10, exl3::kLevels, "ten slots of four experts");
-  check_experts(bank, ids, 8, 8, 10, exl3::kLevelsOneDigit, "ten slots of four experts, one digit");
+  for (int i = 0; i < 32 * 10; ++i) ids.push_back(static_cast<std::int32_t>(random() % 4));
+  for (std::int32_t rows : {8, 9, 32}) {
+    check_experts(bank, ids, rows, rows, 10, exl3::kLevels, "ten slots of four experts");
+    check_experts(bank, ids, rows, rows, 10, exl3::kLevelsOneDigit,
+                  "ten slots of four experts, one digit");
+  }
+}
+
+// More pairs than units take go through the GEMM.
+TEST_F(ExpertsGpu, ManySlots) {
+  const Bank bank(40, 6, 256, 128, 48, 48, 48, random);
+  for (std::int32_t rows : {9, 16, 20, 32}) {
+    check_experts(bank, pick(rows, 30, 40), rows, rows, 30, exl3::kLevels, "thirty slots");
+  }
 }
 
 TEST_F(ExpertsGpu, SlotsAreExpertsWithoutIds) {
   const Bank shared(1, 1, 640, 256, 80, 80, 80, random);
   const Bank three(3, 3, 256, 128, 48, 48, 48, random);
-  for (std::int32_t rows : {1, 8, 200}) {
+  for (std::int32_t rows : {1, 8, 9, 32, 200}) {
     check_experts(shared, {}, rows, rows, 1, exl3::kLevels, "shared expert");
     check_experts(three, {}, rows, rows, 3, exl3::kLevels, "three shared experts");
   }
@@ -210,7 +223,7 @@ TEST_F(ExpertsGpu, SharedExpertBesideRoutedOnes) {
   const Bank same_width(1, 1, 384, 256, 80, 64, 40, random);
   const Bank other_width(1, 1, 384, 128, 80, 80, 80, random);
   for (std::int32_t levels : {exl3::kLevels, exl3::kLevelsOneDigit}) {
-    for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200}) {
+    for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 64, 200}) {
       const std::vector<std::int32_t> ids = pick(rows, 4, 16);
       const std::string what = std::to_string(rows) + " rows";
       check_experts(bank, ids, rows, rows, 4, levels, what, &same_width);
@@ -219,6 +232,7 @@ TEST_F(ExpertsGpu, SharedExpertBesideRoutedOnes) {
   }
   for (std::int32_t rows : {0, 1, 5}) {
     check_experts(bank, pick(8, 4, 16), rows, 8, 4, exl3::kLevels, "bucket of 8", &same_width);
+    check_experts(bank, pick(32, 4, 16), rows, 32, 4, exl3::kLevels, "bucket of 32", &same_width);
   }
 }
 
@@ -227,7 +241,7 @@ TEST_F(ExpertsGpu, PairsOfAGroup) {
   const Bank same_width(1, 1, 384, 256, 80, 64, 40, random);
   const Bank other_width(1, 1, 384, 128, 80, 80, 80, random);
   for (std::int32_t groups : {1, 2, 20}) {
-    for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 64, 200, 1000}) {
+    for (std::int32_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 64, 200, 1000}) {
       const std::vector<std::int32_t> ids = pick(rows, 4, 16);
       const std::string what =
           std::to_string(rows) + " rows, one of " + std::to_string(groups) + " groups";
@@ -239,6 +253,7 @@ TEST_F(ExpertsGpu, PairsOfAGroup) {
   }
   for (std::int32_t rows : {0, 1, 5}) {
     check_experts(bank, pick(8, 4, 16), rows, 8, 4, exl3::kLevels, "bucket of 8", nullptr, 2);
+    check_experts(bank, pick(32, 4, 16), rows, 32, 4, exl3::kLevels, "bucket of 32", nullptr, 2);
     check_experts(bank, pick(90, 4, 16), rows, 90, 4, exl3::kLevels, "bucket of 90", nullptr, 2);
   }
 }
@@ -261,7 +276,7 @@ TEST_F(ExpertsGpu, ExpertsOutsideTheGroupMayBeAbsent) {
   Twin<std::int32_t> on_card(16);
   on_card.host = group;
   on_card.upload();
-  for (std::int32_t rows : {1, 8, 64}) {
+  for (std::int32_t rows : {1, 8, 9, 32, 64}) {
     const std::size_t n = static_cast<std::size_t>(rows);
     Twin<std::int32_t> count(1), ids(n * 4);
     count.host[0] = rows;
@@ -307,7 +322,7 @@ TEST_F(ExpertsGpu, ExpertsOutsideTheGroupMayBeAbsent) {
 TEST_F(ExpertsGpu, TenOf512AndSharedAtModelSize) {
   const Bank bank(512, 9, 2560, 640, 48, 48, 48, random);
   const Bank shared(1, 1, 2560, 640, 80, 80, 80, random);
-  for (std::int32_t rows : {1, 2, 4, 5, 8, 30}) {
+  for (std::int32_t rows : {1, 2, 4, 5, 8, 9, 16, 32}) {
     check_experts(bank, pick(rows, 10, 512), rows, rows, 10, exl3::kLevels,
                   std::to_string(rows) + " rows", &shared);
   }
@@ -330,6 +345,9 @@ TEST_F(ExpertsGpu, DecodeEqualsPrefill) {
   const Bank bank(32, 6, 512, 256, 48, 48, 48, random);
   const std::vector<std::int32_t> ids = pick(8, 4, 32);
   const std::vector<float> decode = check_experts(bank, ids, 8, 8, 4, exl3::kLevels, "decode");
+  std::vector<float> units = check_experts(bank, ids, 8, 24, 4, exl3::kLevels, "units");
+  units.resize(decode.size());
+  expect_same_bits(units, decode, bank.dim, "units against decode");
   std::vector<float> prefill = check_experts(bank, ids, 8, 90, 4, exl3::kLevels, "prefill");
   // Both draw x from the same seed, so the first eight rows are the same.
   prefill.resize(decode.size());

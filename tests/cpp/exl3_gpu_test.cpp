@@ -33,7 +33,7 @@ TEST_F(Exl3Gpu, EveryRateAndWidth) {
   for (std::int32_t words : kRates) {
     const Weight w(384, 256, words, random);
     for (std::int32_t levels : kLevels) {
-      for (std::int32_t rows : {1, 3, 8, 9, 150}) {
+      for (std::int32_t rows : {1, 3, 8, 9, 12, 17, 32, 33, 150}) {
         const std::string what = "words " + std::to_string(words) + " levels " +
                                  std::to_string(levels) + " rows " + std::to_string(rows);
         check_linear({&w}, x, rows, rows, levels, what.c_str());
@@ -43,12 +43,15 @@ TEST_F(Exl3Gpu, EveryRateAndWidth) {
 }
 
 TEST_F(Exl3Gpu, EveryDecodeRowCount) {
-  const std::vector<float> x = rows_of(8, 1280);
+  const std::vector<float> x = rows_of(kDecodeRows, 1280);
   for (std::int32_t words : {48, 80}) {
     const Weight w(1280, 640, words, random, true);
     for (std::int32_t levels : kLevels) {
-      for (std::int32_t rows = 0; rows <= 8; ++rows) {
-        check_linear({&w}, x, rows, 8, levels, ("rows " + std::to_string(rows)).c_str());
+      for (std::int32_t bucket : {4, 8, 12, 16, 24, 32}) {
+        for (std::int32_t rows = 0; rows <= bucket; ++rows) {
+          check_linear({&w}, x, rows, bucket, levels,
+                       (std::to_string(rows) + " rows of " + std::to_string(bucket)).c_str());
+        }
       }
     }
   }
@@ -72,7 +75,7 @@ TEST_F(Exl3Gpu, LinearsOfOneInputWithDifferentRates) {
   const Weight d(256, 128, 56, random, true);
   const std::vector<float> x = rows_of(300, 256);
   for (std::int32_t levels : kLevels) {
-    for (std::int32_t rows : {1, 5, 8, 40, 300}) {
+    for (std::int32_t rows : {1, 5, 8, 9, 16, 31, 40, 300}) {
       check_linear({&a, &b, &c, &d}, x, rows, rows, levels, "four linears");
     }
   }
@@ -93,7 +96,10 @@ TEST_F(Exl3Gpu, ModelShapes) {
   const std::vector<float> wide = rows_of(40, 6144);
   check_linear({&out}, wide, 1, 1, exl3::kLevels, "out_proj, one row");
   check_linear({&out}, wide, 7, 7, exl3::kLevelsOneDigit, "out_proj, seven rows, one digit");
-  check_linear({&out}, wide, 40, 40, exl3::kLevels, "out_proj, 40 rows");
+  for (std::int32_t rows : {9, 12, 16, 24, 32, 40}) {
+    check_linear({&out}, wide, rows, rows, exl3::kLevels, "out_proj");
+    check_linear({&qkv, &z}, x, rows, rows, exl3::kLevels, "in_proj");
+  }
 }
 
 // Blocks take several strips, and not all as many.
@@ -106,6 +112,11 @@ TEST_F(Exl3Gpu, MoreStripsThanFitAtOnce) {
       check_linear({&w}, rows_of(8, 256), rows, rows, exl3::kLevels, "many strips");
     }
     check_linear({&w}, rows_of(8, 256), 2, 2, exl3::kLevelsOneDigit, "many strips, one digit");
+    // Two tiles a strip, of which a step may have one alone.
+    for (std::int32_t rows : {0, 1, 16, 17, 32}) {
+      check_linear({&w}, rows_of(32, 256), rows, 32, exl3::kLevels, "many strips, bucket of 32");
+    }
+    check_linear({&w}, rows_of(9, 256), 9, 9, exl3::kLevels, "many strips, nine rows");
   }
   const Weight head(2560, 128 * 1000, 80, random);
   check_linear({&head}, rows_of(1, 2560), 1, 1, exl3::kLevels, "most of the head");
@@ -141,13 +152,14 @@ TEST_F(Exl3Gpu, InputsAtTheLimits) {
   }
   extreme.suh.upload();
   check_linear({&extreme}, x, 2, 2, exl3::kLevels, "largest sums, GEMV");
-  check_linear({&extreme}, x, 9, 9, exl3::kLevels, "largest sums, GEMM");
+  check_linear({&extreme}, x, 9, 9, exl3::kLevels, "largest sums, units");
+  check_linear({&extreme}, x, 9, 64, exl3::kLevels, "largest sums, GEMM");
 }
 
 TEST_F(Exl3Gpu, RowsWithoutNumbers) {
   const Weight plain(256, 256, 48, random);
   const Weight biased(256, 256, 80, random, true);
-  for (std::int32_t rows : {7, 20}) {
+  for (std::int32_t rows : {7, 20, 40}) {
     std::vector<float> x = rows_of(rows, 256);
     std::fill_n(x.begin(), 256, 0.0f);
     x[256 + 3] = std::numeric_limits<float>::quiet_NaN();
@@ -161,11 +173,16 @@ TEST_F(Exl3Gpu, RowsWithoutNumbers) {
   }
 }
 
-// The promise behind the choice of kernel: the same rows in a GEMV and in a GEMM.
+// The promise behind the choice of kernel: the same rows in a GEMV, in units and in a GEMM.
 TEST_F(Exl3Gpu, DecodeEqualsPrefill) {
   const Weight w(1280, 384, 48, random);
   const std::vector<float> x = rows_of(8, 1280);
-  const auto decode = check_linear({&w}, x, 8, 8, exl3::kLevels, "GEMV");
+  const auto decode = check_linear({&w}, x, 8, 8, exl3::kLevels, "decode");
+  for (std::int32_t bucket : {9, 16, 24, 32}) {
+    auto units = check_linear({&w}, x, 8, bucket, exl3::kLevels, "units");
+    units[0].resize(decode[0].size());
+    expect_same_bits(units[0], decode[0], w.out, "units against decode");
+  }
   auto prefill = check_linear({&w}, x, 8, 500, exl3::kLevels, "GEMM");
   prefill[0].resize(decode[0].size());
   expect_same_bits(prefill[0], decode[0], w.out, "GEMM against GEMV");

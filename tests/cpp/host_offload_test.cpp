@@ -46,9 +46,9 @@ std::vector<T> input(const Case& c, const std::string& name) {
 }
 
 // y[pair] = (expert + 1) x[row] for the pairs whose expert was handed over, and no others.
-TEST(HostOffload, PostedPairsComeBackAndNoOthers) {
-  constexpr std::int32_t kRows = 5, kSlots = 4, kDim = 64, kSteps = 5;
-  const Case c = gate::mail_case(Op::kCpuPost, kRows, kSlots, kDim);
+void check_postings(std::int32_t rows, std::int32_t slots) {
+  constexpr std::int32_t kDim = 64, kSteps = 5;
+  const Case c = gate::mail_case(Op::kCpuPost, rows, slots, kDim);
   const auto ids = input<std::int32_t>(c, "ids");
   const auto cpu = input<std::int32_t>(c, "cpu");
   const auto num_cpu = input<std::int32_t>(c, "num_cpu");
@@ -61,16 +61,16 @@ TEST(HostOffload, PostedPairsComeBackAndNoOthers) {
     const auto jobs = values<MailJob>(c, results, "jobs");
     const auto heads = values<MailboxHead>(c, results, "mailbox");
     for (std::int32_t step = 0; step < kSteps; ++step) {
-      const auto* first = cpu.data() + step * kRows * kSlots;
+      const auto* first = cpu.data() + step * rows * slots;
       std::int32_t posted = 0;
-      for (std::int32_t pair = 0; pair < kRows * kSlots; ++pair) {
-        const std::int32_t id = ids[z(step * kRows * kSlots + pair)];
+      for (std::int32_t pair = 0; pair < rows * slots; ++pair) {
+        const std::int32_t id = ids[z(step * rows * slots + pair)];
         const bool handed = std::count(first, first + num_cpu[z(step)], id) > 0;
         posted += handed ? 1 : 0;
         for (std::int32_t i = 0; i < kDim; ++i) {
-          const float xi = x[z((step * kRows + pair / kSlots) * kDim + i)];
+          const float xi = x[z((step * rows + pair / slots) * kDim + i)];
           const float want = handed ? static_cast<float>(id + 1) * xi : 0.0f;
-          ASSERT_EQ(y[z((step * kRows * kSlots + pair) * kDim + i)], want) << step << " " << pair;
+          ASSERT_EQ(y[z((step * rows * slots + pair) * kDim + i)], want) << step << " " << pair;
         }
       }
       if (num_cpu[z(step)] == 0) continue;
@@ -81,8 +81,8 @@ TEST(HostOffload, PostedPairsComeBackAndNoOthers) {
       EXPECT_EQ(head.stalled, 0u);
       // Experts in the order of the list, the pairs of one side by side and ascending.
       for (std::int32_t i = 1; i < posted; ++i) {
-        const MailJob a = jobs[z(step * kRows * kSlots + i - 1)];
-        const MailJob b = jobs[z(step * kRows * kSlots + i)];
+        const MailJob a = jobs[z(step * rows * slots + i - 1)];
+        const MailJob b = jobs[z(step * rows * slots + i)];
         const auto place = [&](std::int32_t e) {
           return std::find(first, first + num_cpu[z(step)], e) - first;
         };
@@ -92,6 +92,11 @@ TEST(HostOffload, PostedPairsComeBackAndNoOthers) {
     EXPECT_EQ(values<MailSequence>(c, results, "sequence")[0].posted,
               4u);  // one step posted nothing
   }
+}
+
+TEST(HostOffload, PostedPairsComeBackAndNoOthers) {
+  check_postings(5, 4);
+  check_postings(kDecodeRows, 10);
 }
 
 TEST(HostOffload, ASilentProcessorIsNamedOnceAndNeverWaitedForAgain) {

@@ -19,8 +19,9 @@ std::vector<std::int32_t> random_ids(std::int32_t vocab, std::size_t n) {
   return ids;
 }
 
-std::unique_ptr<Session> tiny_session(std::int32_t layers = 4) {
+std::unique_ptr<Session> tiny_session(std::int32_t layers = 4, std::int32_t lanes = 1) {
   SessionOptions options;
+  options.lanes = lanes;
   options.device = "host";
   options.window = 256;
   options.chunk = 64;
@@ -56,6 +57,40 @@ TEST(Measure, DrawsTheTokensThatGenerateDraws) {
   EXPECT_EQ(eager.tokens, times.tokens);
 }
 
+// Lanes begin the prompt at different places of it, and draw what each would draw alone.
+TEST(Measure, LanesDecodeTogether) {
+  const auto session = tiny_session(4, 9);
+  const std::vector<std::int32_t> prompt = random_ids(1536, 90);
+  MeasureOptions options;
+  options.new_tokens = 5;
+  options.lanes = 9;
+  const RunTimes times = measure_run(*session, prompt, options);
+  EXPECT_EQ(times.chunk_ns.size(), 2u);
+  EXPECT_EQ(times.decode_ns.size(), 5u);
+  ASSERT_EQ(times.tokens.size(), 9u * 6u);
+  for (std::size_t lane = 0; lane < 9; ++lane) {
+    std::vector<std::int32_t> ids(prompt.begin() + static_cast<std::ptrdiff_t>(10 * lane),
+                                  prompt.end());
+    ids.insert(ids.end(), prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(10 * lane));
+    Request request;
+    request.prompt = ids;
+    request.max_new_tokens = 6;
+    std::vector<std::int32_t> drawn;
+    for (std::size_t i = 0; i < 6; ++i) drawn.push_back(times.tokens[9 * i + lane]);
+    EXPECT_EQ(session->generate({&request, 1}, {}).front().tokens, drawn) << lane;
+  }
+  // Given ids are dealt out lane by lane.
+  const std::vector<std::int32_t> feed = random_ids(1536, 9 * 5);
+  options.feed = feed;
+  const RunTimes fed = measure_run(*session, prompt, options);
+  std::vector<std::int32_t> ids = prompt;
+  for (std::size_t i = 0; i < 5; ++i) ids.push_back(feed[9 * i]);
+  Request request;
+  request.prompt = ids;
+  request.max_new_tokens = 1;
+  EXPECT_EQ(session->generate({&request, 1}, {}).front().tokens.front(), fed.tokens[9 * 5]);
+}
+
 TEST(Measure, BadRunsAreRefused) {
   const auto session = tiny_session();
   const std::vector<std::int32_t> prompt = random_ids(1536, 250);
@@ -65,6 +100,11 @@ TEST(Measure, BadRunsAreRefused) {
   EXPECT_THROW(measure_run(*session, {}, options), InputError);
   options.chunk = 65;
   EXPECT_THROW(measure_run(*session, std::span(prompt).first(10), options), InputError);
+  for (const std::int32_t lanes : {-1, 0, 2}) {
+    MeasureOptions many;
+    many.lanes = lanes;
+    EXPECT_THROW(measure_run(*session, std::span(prompt).first(10), many), InputError);
+  }
 }
 
 TEST(Measure, APollMayStopARunAndTheSessionGoesOn) {

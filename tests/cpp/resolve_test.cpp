@@ -147,7 +147,7 @@ Layer random_layer(std::mt19937& random, std::int32_t experts, std::int32_t line
   for (std::int32_t& o : layer.order) o = below(3) == 0 ? below(6) - 2 : kUnordered;
   layer.rule = below(4) == 0 ? 0 : 1;
   if (below(2) == 0) {
-    for (std::int32_t m = 0; m <= 128; ++m) layer.cpu_of.push_back(below(m + 2));
+    for (std::int32_t m = 0; m <= 320; ++m) layer.cpu_of.push_back(below(m + 2));
   }
   if (below(2) == 0) {
     for (std::int32_t e = 0; e < experts; ++e) layer.reachable.push_back(below(4) == 0 ? 0 : 1);
@@ -159,12 +159,14 @@ TEST(Resolve, AgreesWithListsOnRandomLayers) {
   std::mt19937 random(1);
   std::size_t installed = 0, staged = 0, on_cpu = 0, hits = 0;
   for (int round = 0; round < 2000; ++round) {
-    const auto experts = static_cast<std::int32_t>(4 + random() % 60);
-    const auto lines = static_cast<std::int32_t>(random() % 40);
+    // Now and then a step of 32 rows of a model with many experts.
+    const bool large = round % 50 == 49;
+    const auto experts = static_cast<std::int32_t>(4 + random() % (large ? 509 : 60));
+    const auto lines = static_cast<std::int32_t>(random() % (large ? 300 : 40));
     Layer layer = random_layer(random, experts, lines);
     for (std::int32_t sequence = 4; sequence < 9; ++sequence) {
-      const auto rows = static_cast<std::int32_t>(1 + random() % 8);
-      std::vector<std::int32_t> ids(z(rows) * (1 + random() % 10));
+      const auto rows = large ? kDecodeRows : static_cast<std::int32_t>(1 + random() % 8);
+      std::vector<std::int32_t> ids(z(rows) * (large ? 10 : 1 + random() % 10));
       for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % z(experts));
       Layer expected = layer;
       const std::vector<Resolved> want = by_lists(expected, ids, sequence);

@@ -117,8 +117,31 @@ def test_the_same_seed_runs_the_same_tokens() -> None:
     assert other["model"]["checkpoint"] != first["model"]["checkpoint"]
 
 
+def test_lanes_decode_together() -> None:
+    receipt = run_one("decode", lanes=9)
+    assert receipts.problems(receipt) == [] and receipt["check"]["pass"]
+    assert len(receipt["samples"]["step_ns"]) == 2 * 6
+    rate = receipt["counters"]["decode_tokens_per_second"]
+    assert rate == pytest.approx(9e9 / receipt["summary"]["step_ns"]["mean"])
+    assert receipt["workload"]["batch"] == 9 and receipt["effective"]["lanes"] == 9
+    limit = receipt["limit"]
+    assert limit["rows"] == 9
+    assert limit["bytes_a_token"] == pytest.approx(limit["bytes"] / 9)
+    # Every row chooses for itself.
+    assert 4 < limit["experts_a_layer"] <= 32
+
+
 @pytest.mark.parametrize(
-    "options", [{"context": (0,)}, {"context": ()}, {"tokens": 0}, {"chunk": 0}, {"repeats": 0}]
+    "options",
+    [
+        {"context": (0,)},
+        {"context": ()},
+        {"tokens": 0},
+        {"chunk": 0},
+        {"repeats": 0},
+        {"lanes": 0},
+        {"lanes": 2, "hit_rate": (0.5,)},
+    ],
 )
 def test_senseless_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):

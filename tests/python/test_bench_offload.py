@@ -49,6 +49,17 @@ def test_decode_counts_its_misses() -> None:
     assert "8 of 32 a layer have lines" in "\n".join(describe(receipt))
 
 
+def test_lanes_share_their_misses() -> None:
+    receipt = run_one("decode", **{**OFFLOAD, "profile": 0, "lanes": 12})
+    assert receipts.problems(receipt) == [] and receipt["check"]["pass"]
+    done = receipt["counters"]["experts"]
+    # Distinct experts: at most all of a layer, and more than one row chooses.
+    assert 2 * 12 * LAYERS * TOP_K < done["hits"] + done["fetched"] <= 2 * 12 * LAYERS * 32
+    assert "experts_all_hit" not in receipt["counters"]
+    with pytest.raises(InputError, match="--profile 0"):
+        run_one("decode", **{**OFFLOAD, "lanes": 2})
+
+
 def test_the_limit_is_the_slowest_of_card_link_and_processor() -> None:
     plain = run_one("decode", **OFFLOAD)["limit"]
     misses = plain["misses"]

@@ -69,9 +69,18 @@ def _one_context(
     steps = WARMUP_TOKENS + setup.tokens if bench == "decode" else 1
     offload = experts.offloaded(session)
     routing = experts.replayed(setup, session, steps)
-    given: dict[str, Any] = {"routing": None if routing is None else routing.timed}
+    if offload and setup.lanes > 1 and setup.profile:
+        raise InputError(
+            f"lanes is {setup.lanes}: a step of several lanes that misses nothing cannot be made, so "
+            "there is no profile with experts in host memory; add --profile 0"
+        )
+    given: dict[str, Any] = {
+        "routing": None if routing is None else routing.timed,
+        "lanes": setup.lanes,
+    }
     if setup.random_ids:
-        given["feed"] = np.array(setup.prompt(session, length + steps)[length:], np.int32)
+        fed = setup.prompt(session, length + steps * setup.lanes)
+        given["feed"] = np.array(fed[length:], np.int32)
     cold = _core.measure(session, prompt, new_tokens=steps, **given)
     warm = []
     for _ in range(setup.repeats):
@@ -83,7 +92,7 @@ def _one_context(
     receipt["workload"] = {
         "prompt_tokens": length,
         "new_tokens": steps,
-        "batch": 1,
+        "batch": setup.lanes,
         "seed": setup.seed,
         "prompt_hash": receipts.token_hash(prompt),
         "decoded": "random ids" if setup.random_ids else "each drawn token",
@@ -109,6 +118,7 @@ def _one_context(
         samples["step_ns"] = [ns for r in warm for ns in r["decode_ns"][WARMUP_TOKENS:]]
         if offload:
             samples |= experts.samples(warm, WARMUP_TOKENS)
+        if offload and setup.lanes == 1:
             if setup.trace is not None:
                 session.stop_recording()  # what follows is no run of the model's own
             resident = {**given, "routing": None, "resident_sets": experts.RESIDENT_SETS}
@@ -126,12 +136,13 @@ def _one_context(
     counters["weights_from"] = "files" if setup.model is not None else "memory"
     if bench == "decode":
         mean = receipts.summarise(samples["step_ns"])["mean"]
-        counters["decode_tokens_per_second"] = 1e9 / mean
+        counters["decode_tokens_per_second"] = setup.lanes * 1e9 / mean
     if offload:
         counters["streamed_bytes"] = warm[-1]["streamed_bytes"]
         if bench == "decode":
             counters["experts"] = experts.counts(warm, WARMUP_TOKENS)
-            counters["experts_all_hit"] = experts.counts([hits], WARMUP_TOKENS)
+            if setup.lanes == 1:
+                counters["experts_all_hit"] = experts.counts([hits], WARMUP_TOKENS)
     if setup.profile:
         receipt["limit"] = _limit(bench, setup, session, bounds, prompt, receipt)
     counters["stats"] = session.stats()
@@ -151,11 +162,16 @@ def _limit(
     if bench == "decode":
         # With experts in host memory: of a step that misses nothing, which leaves the cache alone.
         profiled = _core.measure(
-            session, prompt, new_tokens=2, profile=setup.profile, resident_sets=1 if cache else 0
+            session,
+            prompt,
+            new_tokens=2,
+            profile=setup.profile,
+            lanes=setup.lanes,
+            resident_sets=1 if cache else 0,
         )
         limit = bounds.limit(profiled["profile"], layers)
         reached = receipts.summarise(samples["step_ns"])["median"] * 1e-9
-        limit["bytes_a_token"] = limit["bytes"]
+        limit["bytes_a_token"] = limit["bytes"] / setup.lanes
         if cache:
             means = [receipts.summarise(samples[n])["mean"] for n in ("step_ns", "all_hit_ns")]
             times = {"step": means[0] * 1e-9, "all_hit": means[1] * 1e-9}

@@ -33,6 +33,7 @@ class Setup:
     device: str = "auto"
     context: tuple[int, ...] = (2048,)
     tokens: int = 64
+    lanes: int = 1  # requests that decode together
     repeats: int = 3
     chunk: int = 2048
     threads: int = 0
@@ -64,7 +65,7 @@ class Setup:
         """Refuses what makes no sense before anything large is opened."""
         if not self.context or min(self.context) < 1:
             raise InputError(f"context = {self.context}: give one or more prompt lengths above 0")
-        for name, least in (("tokens", 1), ("repeats", 1), ("chunk", 1), ("profile", 0)):
+        for name, least in (("tokens", 1), ("lanes", 1), ("repeats", 1), ("chunk", 1), ("profile", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} = {getattr(self, name)}: must be at least {least}")
         if self.memory_budget < 0 or self.pool_bytes < 1 << 20:
@@ -81,6 +82,10 @@ class Setup:
             rate = checks.real("hit_rate", given, "a share above 0 and below 1")
             if not 0 < rate < 1:
                 raise InputError(f"hit_rate is {rate}, expected a share above 0 and below 1")
+        if self.hit_rate and self.lanes > 1:
+            raise InputError(
+                f"lanes is {self.lanes}: routing is replayed for one lane; leave out hit_rate"
+            )
         if self.trace is not None and max(len(self.context), len(self.hit_rate)) > 1:
             raise InputError("trace is the file of one run: give one context, and one hit rate")
 
@@ -133,6 +138,7 @@ class Setup:
             "levels": self.levels,
             "isa": self.isa,
             "chunk": self.chunk,
+            "lanes": self.lanes,
             "prefix_snapshots": 0,
             "memory_limit": self.memory_limit,
             "capabilities": [*self.capabilities, *evidence.accepted_capabilities()],

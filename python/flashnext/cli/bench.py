@@ -68,6 +68,13 @@ def add(commands: Any) -> None:
         metavar="N",
         help="rows of a prefill step (default: 2048)",
     )
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="requests that decode together (default: 1)",
+    )
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads")
     parser.add_argument(
         "--levels", type=int, default=32258, choices=(32258, 127), help="activation levels"
@@ -151,6 +158,7 @@ def run(options: argparse.Namespace) -> None:
         device=options.device,
         context=_numbers("--context", options.context, int),
         tokens=options.tokens,
+        lanes=options.lanes,
         repeats=options.repeats,
         chunk=options.chunk,
         threads=options.threads,

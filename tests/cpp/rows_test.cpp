@@ -1,0 +1,49 @@
+// Decode steps of many rows on the host device.
+#include "tests/cpp/rows_cases.h"
+
+namespace flashnext {
+namespace {
+
+using namespace test;
+
+const LaneTexts& texts() {
+  static const LaneTexts all = lane_texts(demo_options());
+  return all;
+}
+
+TEST(Rows, ASessionDecodesAWindowALane) {
+  EXPECT_EQ(decode_rows(1), 8);
+  EXPECT_EQ(decode_rows(2), 16);
+  EXPECT_EQ(decode_rows(3), 24);
+  EXPECT_EQ(decode_rows(4), 32);
+  EXPECT_EQ(decode_rows(64), 32);
+}
+
+TEST(Rows, Resident) { check_row_counts(demo_options(), texts(), "resident"); }
+TEST(Rows, Eager) {
+  SessionOptions o = demo_options();
+  o.graphs = false;
+  check_row_counts(o, texts(), "eager");
+}
+TEST(Rows, Offloaded) { check_offloaded_row_counts(demo_options(), texts()); }
+TEST(Rows, StalledProcessor) { check_stalled_rows(demo_options(), texts()); }
+TEST(Rows, Rewinds) {
+  check_rewinds_of_many_rows(demo_options(), texts());
+  check_rewinds_of_many_rows(offloaded(demo_options(), kDemoTopK + 1), texts());
+}
+
+TEST(Rows, OrdersOfExecution) {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    SessionOptions o = offloaded(demo_options(), kDemoExperts / 4);
+    o.seed = seed;
+    o.graphs = seed % 2 == 0;
+    o.policy = std::make_shared<WildPolicy>();
+    o.plan_every = 2;
+    o.cpu_misses = seed % 2 == 0 ? "off" : "2";
+    o.cpu_threads = 1;
+    check_row_counts(o, texts(), "seed " + std::to_string(seed));
+  }
+}
+
+}  // namespace
+}  // namespace flashnext
