@@ -69,10 +69,10 @@ void Engine::allocate(std::int32_t large_rows) {
   const auto lanes = static_cast<std::size_t>(options_.lanes);
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   const std::size_t stack = static_cast<std::size_t>(shape_.stack()) * sizeof(float);
-  // A lane has a slot and a spare, so that a window of drafts can be undone. One page more than the
-  // lanes can fill lets a restored lane copy its last page.
-  state_ = std::make_unique<StatePool>(device_, shape_, mtp_, 2 * options_.lanes,
-                                       options_.lanes * max_pages_ + 1);
+  // A lane has a slot and a spare, so that a window of drafts can be undone.
+  state_ = std::make_unique<StatePool>(
+      device_, shape_, mtp_, 2 * options_.lanes,
+      pool_pages(shape_, mtp_, options_.window, options_.lanes, options_.kv_bytes));
   lanes_.resize(lanes);
   for (std::size_t i = 0; i < lanes; ++i) {
     lanes_[i].slot = static_cast<std::int32_t>(2 * i);
@@ -146,7 +146,7 @@ std::vector<Bucket> Engine::buckets(std::int32_t large_rows) const {
 }
 
 void Engine::build() {
-  max_pages_ = (options_.window + kPageTokens - 1) / kPageTokens;
+  max_pages_ = pages_for(options_.window);
   const std::size_t row_bytes = static_cast<std::size_t>(weights_.head.out) * sizeof(float);
   const auto by_memory = static_cast<std::int32_t>(
       std::min<std::size_t>(kLogitsBytes / row_bytes, std::size_t{1} << 20));

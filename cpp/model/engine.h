@@ -25,6 +25,7 @@ namespace flashnext {
 struct EngineOptions {
   std::int32_t lanes = 1;
   std::int32_t window = 0;       // positions a lane may hold, > 0
+  std::uint64_t kv_bytes = 0;    // of the pages that the lanes share; 0: pool_pages() decides
   std::int32_t chunk = 512;      // most rows of a step
   std::int32_t levels = 32258;   // of an activation: 32258 or 127
   std::int32_t token_limit = 0;  // ids >= it are never sampled; 0: the vocabulary
@@ -118,8 +119,8 @@ class Engine {
   // Comes before the mtp_step of these rows.
   void rewind(std::int32_t lane, std::int32_t keep);
 
-  // Makes room for `tokens` more positions; false when no page is free (drop snapshots, then try
-  // again).
+  // Makes room for `tokens` more positions; false when too few pages are free (drop snapshots, or
+  // empty another lane, then try again): nothing has changed then.
   bool reserve(std::int32_t lane, std::int32_t tokens);
   // Whether a sequence of so many tokens would find pages beside the lanes that are in use, were
   // there no snapshots.

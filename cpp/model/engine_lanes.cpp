@@ -36,13 +36,10 @@ void Engine::rewind(std::int32_t index, std::int32_t keep) {
 
 bool Engine::reserve(std::int32_t index, std::int32_t tokens) {
   LaneState& l = lane(index);
-  const auto needed =
-      (static_cast<std::int64_t>(l.ids.size()) + tokens + kPageTokens - 1) / kPageTokens;
-  while (static_cast<std::int64_t>(l.pages.size()) < std::min<std::int64_t>(needed, max_pages_)) {
-    const std::int32_t page = state_->take_page();
-    if (page < 0) return false;
-    l.pages.push_back(page);
-  }
+  const std::int32_t needed = pages_for(static_cast<std::int64_t>(l.ids.size()) + tokens);
+  const auto missing = std::min(needed, max_pages_) - static_cast<std::int32_t>(l.pages.size());
+  if (missing > state_->free_pages()) return false;
+  for (std::int32_t i = 0; i < missing; ++i) l.pages.push_back(state_->take_page());
   return true;
 }
 
@@ -52,7 +49,7 @@ bool Engine::could_hold(std::int32_t tokens) const {
     for (const std::int32_t page : l.pages) used[static_cast<std::size_t>(page)] = true;
   }
   const auto taken = std::count(used.begin(), used.end(), true);
-  return (tokens + kPageTokens - 1) / kPageTokens + taken <= state_->num_pages();
+  return pages_for(tokens) + taken <= state_->num_pages();
 }
 
 void Engine::reset(std::int32_t index) {

@@ -1,6 +1,10 @@
 #include "cpp/model/state.h"
 
+#include "cpp/base/errors.h"
+
 #include <algorithm>
+#include <limits>
+#include <string>
 
 namespace flashnext {
 
@@ -56,6 +60,23 @@ SlotLayout slot_layout(const ModelShape& shape, bool mtp) {
 
 std::size_t page_bytes(const ModelShape& shape, bool mtp) {
   return PageElements(shape).bytes() * attention_layers(shape, mtp);
+}
+
+std::int32_t pool_pages(const ModelShape& shape, bool mtp, std::int32_t window, std::int32_t lanes,
+                        std::uint64_t kv_bytes) {
+  const std::int32_t whole = pages_for(window);
+  if (kv_bytes == 0) return whole + (lanes - 1) * ((whole + 3) / 4) + 1;
+  const std::uint64_t page = page_bytes(shape, mtp);
+  const std::uint64_t pages = kv_bytes / page, least = static_cast<std::uint64_t>(whole) + 1;
+  if (pages < least) {
+    throw InputError("kv_bytes = " + std::to_string(kv_bytes) +
+                     ": a sequence that fills the window of " + std::to_string(window) +
+                     " positions needs " + std::to_string(least * page) + " bytes (" +
+                     std::to_string(least) + " pages of " + std::to_string(page) +
+                     "); give it that many, or a smaller window");
+  }
+  return static_cast<std::int32_t>(
+      std::min<std::uint64_t>(pages, std::numeric_limits<std::int32_t>::max()));
 }
 
 StatePool::StatePool(Device& device, const ModelShape& shape, bool mtp, std::int32_t num_slots,

@@ -36,6 +36,18 @@ SlotLayout slot_layout(const ModelShape& shape, bool mtp);
 // Bytes of one page over all attention layers.
 std::size_t page_bytes(const ModelShape& shape, bool mtp);
 
+// Pages that a sequence of so many positions takes.
+constexpr std::int32_t pages_for(std::int64_t positions) {
+  return static_cast<std::int32_t>((positions + kPageTokens - 1) / kPageTokens);
+}
+
+// Pages of a pool that `lanes` sequences share by need. Lanes seldom fill their windows at once, so
+// that a pool of kv_bytes = 0 holds one whole window and a quarter more for every further lane.
+// There is always a page to spare, into which a restored sequence copies its last one. Throws
+// InputError when kv_bytes hold less than one window.
+std::int32_t pool_pages(const ModelShape& shape, bool mtp, std::int32_t window, std::int32_t lanes,
+                        std::uint64_t kv_bytes);
+
 class StatePool {
  public:
   StatePool(Device& device, const ModelShape& shape, bool mtp, std::int32_t num_slots,
@@ -52,6 +64,7 @@ class StatePool {
   const KvPlanes& planes(std::size_t i) const { return planes_.at(i); }
 
   std::int32_t num_pages() const noexcept { return static_cast<std::int32_t>(references_.size()); }
+  std::size_t bytes_per_page() const noexcept { return pages_.bytes() / references_.size(); }
   std::int32_t free_pages() const noexcept { return static_cast<std::int32_t>(free_.size()); }
   // A page with one reference, or -1 when none is free.
   std::int32_t take_page();

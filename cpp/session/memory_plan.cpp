@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int32_t kResidentChunk = 512, kOffloadChunk = 2048;  // rows, unless asked for
 constexpr const char* kRemedy =
-    "\nLower window, lanes, chunk or prefix_snapshots, or raise memory_limit";
+    "\nLower window, lanes, kv_bytes, chunk or prefix_snapshots, or raise memory_limit";
 
 std::string bytes_text(std::uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
@@ -29,6 +29,7 @@ EngineOptions engine_options(const SessionOptions& o, bool offload) {
   EngineOptions engine;
   engine.lanes = o.lanes;
   engine.window = o.window;
+  engine.kv_bytes = o.kv_bytes;
   engine.chunk = o.chunk != 0 ? o.chunk : offload ? kOffloadChunk : kResidentChunk;
   engine.levels = o.levels;
   engine.token_limit = o.token_limit;
@@ -69,6 +70,10 @@ class MemoryPlanner {
   MemoryPlan run() const {
     if (o_.experts != "auto" && o_.experts != "resident" && o_.experts != "offload") {
       throw InputError("experts = \"" + o_.experts + "\": choose auto, resident or offload");
+    }
+    if (o_.mtp && !c_.has_mtp()) {
+      throw InputError(
+          "mtp = true: this checkpoint has no MTP head (no mtp.* tensors); leave it off");
     }
     const std::int32_t experts = c_.shape().experts, least = c_.shape().top_k;
     if (o_.cache_lines != 0 && (o_.cache_lines < least || o_.cache_lines > experts)) {
@@ -142,9 +147,9 @@ class MemoryPlanner {
       }
       cache::ExpertCache cache(plan, bank, cache_shape(c_, bank), c_.shape().hidden,
                                c_.shape().expert_inner, o_.levels, result.cache);
-      const Engine counted(plan, c_, weights, engine, &cache);
+      note_pool(Engine(plan, c_, weights, engine, &cache), result);
     } else {
-      const Engine counted(plan, c_, weights, engine);
+      note_pool(Engine(plan, c_, weights, engine), result);
     }
     sum(plan, result);
     check_host(result);
@@ -155,6 +160,11 @@ class MemoryPlanner {
           static_cast<std::uint64_t>(table.rows) * static_cast<std::uint64_t>(table.row_bytes);
     }
     return result;
+  }
+
+  static void note_pool(const Engine& counted, MemoryPlan& result) {
+    result.kv_pages = counted.state().num_pages();
+    result.kv_page_bytes = counted.state().bytes_per_page();
   }
 
   // Adds the bank's part. What else the session takes comes out of the RAM first.

@@ -36,6 +36,8 @@ struct MemoryPlan {
   std::uint64_t bank_bytes = 0;  // of them, the bank's whole pages
   std::uint64_t device_limit = 0;
   std::uint64_t ngram_bytes = 0;  // of the n-gram table that stays in mapped files
+  std::int32_t kv_pages = 0;      // of kPageTokens positions, for all lanes together
+  std::uint64_t kv_page_bytes = 0;
 };
 
 // RAM that a session may take.

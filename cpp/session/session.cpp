@@ -59,7 +59,7 @@ std::string cuda_refusal(int ordinal, const std::vector<std::string>& accepted) 
   return {};
 }
 
-void check_options(const SessionOptions& o, const Checkpoint& checkpoint) {
+void check_options(const SessionOptions& o) {
   const auto refuse = [](const std::string& name, const std::string& value, const char* expected) {
     throw InputError(name + " = " + value + ": must be " + expected);
   };
@@ -74,10 +74,6 @@ void check_options(const SessionOptions& o, const Checkpoint& checkpoint) {
     refuse("link_limit", std::to_string(o.link_limit), "0 (off) or bytes a second");
   }
   cache::parse_cpu_misses(o.cpu_misses);  // throws for what is no such option
-  if (o.mtp && !checkpoint.has_mtp()) {
-    throw InputError(
-        "mtp = true: this checkpoint has no MTP head (no mtp.* tensors); leave it off");
-  }
 }
 
 }  // namespace
@@ -116,7 +112,7 @@ std::unique_ptr<Session> Session::open(Checkpoint checkpoint, const SessionOptio
   std::unique_ptr<Session> s(new Session(std::move(checkpoint), options));
   s->notes_ = s->checkpoint_.notes();
   SessionOptions& o = s->options_;
-  check_options(o, s->checkpoint_);
+  check_options(o);
   o.window = resolve_window(s->shape(), o.window);
   s->open_device();
   const MemoryPlan plan = plan_memory(s->checkpoint_, o, *s->device_);

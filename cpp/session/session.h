@@ -33,6 +33,9 @@ struct SessionOptions {
   std::int32_t window =
       0;                   // positions a sequence may hold; 0: the smaller of 32768 and the model's
   std::int32_t lanes = 1;  // sequences at once
+  // Bytes of the KV pages, which the lanes and the remembered prefixes share by need; at least
+  // those of one window. 0: a window, and a quarter of one more for every further lane.
+  std::uint64_t kv_bytes = 0;
   std::int32_t threads = 0;     // of the host device; 0: one a core
   std::int32_t levels = 32258;  // activation levels: 32258 or 127
   std::uint64_t seed = 0;       // of the host device's execution order (never of the text)

@@ -60,6 +60,7 @@ SessionOptions session_options(const py::kwargs& given) {
     FN_OPTION(token_limit)
     FN_OPTION(taps)
     FN_OPTION(mtp)
+    FN_OPTION(kv_bytes)
     FN_OPTION(capabilities)
     FN_OPTION(experts)
     FN_OPTION(cache_lines)

@@ -68,12 +68,12 @@ py::dict token_facts(const Checkpoint& c, const SessionOptions& o) {
   d["expert_bytes"] = lines * static_cast<std::uint64_t>(s.top_k);
   // Recurrent state is read and written.
   d["state_bytes"] = 2 * static_cast<std::uint64_t>(slot_layout(s, false).floats) * sizeof(float);
-  // Keys and values of the selected tokens, fp16, and one pooled index key a block of all others.
+  // Keys and values of the selected tokens, fp16, and a pooled index key, fp32, of every block.
   const auto read = static_cast<std::uint64_t>(std::min(o.window, s.index_budget));
   const auto blocks = static_cast<std::uint64_t>(o.window / s.index_block);
-  d["attention_bytes"] = static_cast<std::uint64_t>(attention) * 2 *
-                         (read * 2 * static_cast<std::uint64_t>(s.kv_dim()) +
-                          blocks * static_cast<std::uint64_t>(s.index_dim));
+  const std::uint64_t keys = read * 2 * static_cast<std::uint64_t>(s.kv_dim()) * 2;
+  const std::uint64_t index = blocks * static_cast<std::uint64_t>(s.index_dim) * sizeof(float);
+  d["attention_bytes"] = static_cast<std::uint64_t>(attention) * (keys + index);
   return d;
 }
 
@@ -103,6 +103,9 @@ py::dict plan_dict(const Checkpoint& c, const SessionOptions& o, const MemoryPla
   d["ngram_mapped_bytes"] = plan.ngram_bytes;
   d["window"] = o.window;
   d["lanes"] = o.lanes;
+  d["kv_pages"] = plan.kv_pages;
+  d["kv_page_tokens"] = kPageTokens;
+  d["kv_page_bytes"] = plan.kv_page_bytes;
   d["token"] = token_facts(c, o);
   d["exact_scratch"] = cuda_built();
   d["notes"] = c.notes();
@@ -112,7 +115,7 @@ py::dict plan_dict(const Checkpoint& c, const SessionOptions& o, const MemoryPla
 py::dict plan(const std::string& path, std::uint64_t vram, std::uint64_t ram, std::uint64_t reserve,
               std::int32_t window, std::int32_t lanes, std::int32_t chunk, std::int32_t snapshots,
               const std::string& experts, std::int32_t cache_lines, std::uint64_t host_limit,
-              const py::object& progress) {
+              std::uint64_t kv_bytes, bool mtp, const py::object& progress) {
   SessionOptions o;
   o.lanes = lanes;
   o.chunk = chunk;
@@ -120,6 +123,8 @@ py::dict plan(const std::string& path, std::uint64_t vram, std::uint64_t ram, st
   o.experts = experts;
   o.cache_lines = cache_lines;
   o.host_limit = host_limit;
+  o.kv_bytes = kv_bytes;
+  o.mtp = mtp;
   const Progress hook = progress_hook(progress);
   std::optional<Checkpoint> checkpoint;
   MemoryPlan planned;
@@ -144,7 +149,8 @@ void bind_plan(py::module_& m) {
         py::arg("reserve") = 0, py::arg("window") = 0, py::arg("lanes") = 1,
         py::arg("chunk") = SessionOptions{}.chunk,
         py::arg("snapshots") = SessionOptions{}.snapshots, py::arg("experts") = "auto",
-        py::arg("cache_lines") = 0, py::arg("host_limit") = 0, py::arg("progress") = py::none());
+        py::arg("cache_lines") = 0, py::arg("host_limit") = 0, py::arg("kv_bytes") = 0,
+        py::arg("mtp") = false, py::arg("progress") = py::none());
 }
 
 }  // namespace flashnext::bind

@@ -106,6 +106,8 @@ def plan(
     experts: str = "auto",
     cache_lines: int = 0,
     host_limit: int = 0,
+    kv_bytes: int = 0,
+    mtp: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]: ...
 def synthetic_disk_bytes(like: str, layers: int = 0) -> int: ...

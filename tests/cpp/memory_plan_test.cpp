@@ -208,6 +208,22 @@ TEST(MemoryPlan, TheDraftHeadIsPaidForWhereItIsWanted) {
   }
 }
 
+TEST(MemoryPlan, TheKvPoolIsSizedInBytes) {
+  SessionOptions o = options();
+  const std::uint64_t page = page_bytes(demo().shape(), false);
+  o.lanes = 4;
+  const MemoryPlan whole = plan(4096 * kMiB, o);
+  EXPECT_EQ(whole.kv_page_bytes, page);
+  EXPECT_EQ(whole.kv_pages, 8 + 3 * 2 + 1);
+  EXPECT_EQ(bytes_of(whole, "KV pages"), 15 * page);
+  o.kv_bytes = 9 * page + 1;
+  const MemoryPlan least = plan(4096 * kMiB, o);
+  EXPECT_EQ(least.kv_pages, 9);
+  EXPECT_EQ(whole.device_bytes - least.device_bytes, 6 * page);
+  o.kv_bytes = std::uint64_t{1} << 40;  // as many as were asked for, or none
+  EXPECT_THROW(plan(4096 * kMiB, o), OutOfMemory);
+}
+
 TEST(MemoryPlan, RefusesOptionsByName) {
   const auto refused = [](auto change, const char* name) {
     SessionOptions o = options();
@@ -222,6 +238,7 @@ TEST(MemoryPlan, RefusesOptionsByName) {
   refused([](SessionOptions& o) { o.experts = "disk"; }, "experts");
   refused([](SessionOptions& o) { o.cache_lines = 1; }, "cache_lines");
   refused([](SessionOptions& o) { o.cache_lines = 1000; }, "cache_lines");
+  refused([](SessionOptions& o) { o.kv_bytes = 1; }, "kv_bytes");
   EXPECT_THROW(resolve_window(demo().shape(), -1), InputError);
   EXPECT_EQ(resolve_window(demo().shape(), 0), std::min(32768, demo().shape().max_positions));
 }

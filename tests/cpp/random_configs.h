@@ -1,5 +1,6 @@
 // One reference answer, and sessions opened at random: threads, instruction set, order of the host
-// device's work, chunk, lanes, snapshots, graphs, lines, policy, the CPU's share.
+// device's work, chunk, lanes, KV pages, draft head, snapshots, graphs, lines, policy, the CPU's
+// share.
 #pragma once
 
 #include "tests/cpp/offload_cases.h"
@@ -10,8 +11,9 @@
 
 namespace flashnext::test {
 
-inline SessionOptions random_options(const SessionOptions& base, Dice& dice,
-                                     const std::vector<std::string>& isas, std::string& name) {
+inline SessionOptions random_options(const SessionOptions& base, const ModelShape& shape,
+                                     Dice& dice, const std::vector<std::string>& isas,
+                                     std::string& name) {
   SessionOptions o = base;
   o.threads = dice.from(1, 3);
   o.seed = static_cast<std::uint64_t>(dice.below(1 << 20));
@@ -19,6 +21,12 @@ inline SessionOptions random_options(const SessionOptions& base, Dice& dice,
   const std::int32_t chunks[] = {1, 2, 7, 31, 33, 64, 100, 512};
   o.chunk = chunks[dice.below(8)];
   o.lanes = dice.one_in(4) ? dice.from(9, 20) : dice.from(1, 8);
+  o.mtp = dice.one_in(4);
+  if (dice.one_in(2)) {  // fewer pages than the requests want at once
+    o.window = 256;
+    const auto pages = static_cast<std::uint64_t>(dice.from(pages_for(o.window) + 1, 12));
+    o.kv_bytes = pages * page_bytes(shape, o.mtp);
+  }
   o.snapshots = dice.one_in(3) ? 0 : dice.from(1, 6);
   o.graphs = !dice.one_in(4);
   o.token_wait = dice.one_in(3) ? 0.001 : 0.2;
@@ -37,9 +45,10 @@ inline SessionOptions random_options(const SessionOptions& base, Dice& dice,
   }
   std::ostringstream text;
   text << "threads " << o.threads << ", seed " << o.seed << ", isa " << o.isa << ", chunk "
-       << o.chunk << ", lanes " << o.lanes << ", snapshots " << o.snapshots << ", graphs "
-       << o.graphs << ", wait " << o.token_wait << ", " << o.experts << " " << o.cache_lines
-       << " lines, every " << o.plan_every << ", cpu " << o.cpu_misses;
+       << o.chunk << ", lanes " << o.lanes << ", window " << o.window << ", kv " << o.kv_bytes
+       << ", mtp " << o.mtp << ", snapshots " << o.snapshots << ", graphs " << o.graphs << ", wait "
+       << o.token_wait << ", " << o.experts << " " << o.cache_lines << " lines, every "
+       << o.plan_every << ", cpu " << o.cpu_misses;
   name = text.str();
   return o;
 }
@@ -61,7 +70,7 @@ inline void check_random_configs(const SessionOptions& base, const std::vector<s
   for (const Request& r : requests) want.push_back(alone(*reference, r).tokens);
   for (int i = 0; i < count; ++i) {
     std::string name;
-    const SessionOptions o = random_options(base, dice, isas, name);
+    const SessionOptions o = random_options(base, reference->shape(), dice, isas, name);
     SCOPED_TRACE(name);
     const auto session = open_demo(o);
     // Answers beside the logits, and once more where prefixes are known.
