@@ -14,8 +14,10 @@ void timed_step(Engine& engine, std::span<const LaneRows> rows, std::vector<std:
                 std::vector<std::int32_t>& drawn) {
   const Clock::time_point start = Clock::now();
   for (const LaneRows& r : rows) {
-    const bool room = engine.reserve(r.lane, static_cast<std::int32_t>(r.tokens.size()));
-    check(room, "measure_run: the lane's pages do not suffice");
+    if (engine.reserve(r.lane, static_cast<std::int32_t>(r.tokens.size()))) continue;
+    throw InputError("the KV pages of the session hold " +
+                     std::to_string(engine.state().num_pages() * kPageTokens) +
+                     " tokens, too few for this run of several lanes; open it with more kv_bytes");
   }
   const std::vector<StepOutput>& out = engine.step(rows, false);
   ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());

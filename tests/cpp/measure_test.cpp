@@ -23,7 +23,7 @@ std::unique_ptr<Session> tiny_session(std::int32_t layers = 4, std::int32_t lane
   SessionOptions options;
   options.lanes = lanes;
   options.device = "host";
-  options.window = 256;
+  options.window = lanes > 1 ? 1024 : 256;  // lanes share the pages of a window and a few more
   options.chunk = 64;
   const SyntheticOptions pool{1, std::size_t{4} << 20};
   return Session::open(Checkpoint::synthetic(tiny_shape(layers), pool), options);

@@ -37,6 +37,7 @@ struct Parts {
     cache::CacheOptions c;
     c.lines = kDemoExperts / 4;
     c.trunk_layers = checkpoint.shape().layers;
+    c.decode_rows = decode_rows(1);
     c.cpu = true;
     c.cpu_options.threads = 2;
     c.cpu_deadline_ns = deadline_ns;

@@ -104,8 +104,13 @@ class Setup:
 
     @property
     def window(self) -> int:
-        """Positions that the longest run needs, in whole pages."""
-        return (max(self.context) + self.tokens + WARMUP_TOKENS + 63) // 64 * 64
+        """Positions that the longest run needs, in whole pages.
+
+        Lanes share a pool of one window and a quarter of it for each further lane: four times the
+        run's length lets all of them be as long.
+        """
+        longest = (max(self.context) + self.tokens + WARMUP_TOKENS + 63) // 64 * 64
+        return longest if self.lanes == 1 else 4 * longest
 
     def name(self) -> str:
         """The model, for people."""
