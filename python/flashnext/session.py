@@ -67,6 +67,9 @@ class Session:
         graphs: replay captured graphs of the steps (the bits are the same without).
         chunk: prompt tokens a step; 0: 512, or 2,048 with experts in host memory, which are
             streamed once a step.
+        kv_gb: GB of 2**30 bytes for the KV pages, which requests and remembered prefixes share by
+            need; at least one window. None: one window, and a quarter of one for each further lane.
+            A request that finds no page waits, and its answer is the same.
         token_wait: seconds that a request should wait at most for its next token while prompts of
             others are read beside it: parts of prompts are sized for it. With experts in host
             memory a part reads most of them over the link, which may take longer.
@@ -137,6 +140,7 @@ class Session:
         isa: str = "auto",
         graphs: bool = True,
         chunk: int = 0,
+        kv_gb: float | None = None,
         token_wait: float = 0.2,
         prefix_snapshots: int = 16,
         memory_limit: int = 0,
@@ -171,6 +175,7 @@ class Session:
             isa=checks.word("isa", isa),
             graphs=bool(graphs),
             chunk=checks.whole("chunk", chunk, 0, 2**31 - 1),
+            kv_bytes=options.memory_bytes("kv_gb", kv_gb),
             token_wait=checks.seconds("token_wait", token_wait),
             prefix_snapshots=checks.whole("prefix_snapshots", prefix_snapshots, 0, 2**31 - 1),
             vocabulary=self.tokenizer.all_bytes(),

@@ -84,8 +84,10 @@ def memory_plan(report: dict[str, Any], window: int | None, lanes: int) -> dict[
         window = 32768
     places = report.get("places", {})
     own = int(places.get("fp16", 0))
-    state = lanes * (
-        window * int(places.get("kv_per_token", 0)) + int(places.get("state_per_lane", 0))
+    # Lanes share the pages of a window and a quarter more for each further lane.
+    positions = window + (lanes - 1) * ((window + 3) // 4)
+    state = positions * int(places.get("kv_per_token", 0)) + lanes * int(
+        places.get("state_per_lane", 0)
     )
     mapped = sum(int(places.get(part, 0)) for part in ("experts", "dense", "embedding", "mtp"))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -17,6 +17,7 @@ from flashnext.cards import ASSUMED_MEMORY, CARDS, GIB, Bound, Card, Rates, boun
 from flashnext.checks import real, whole
 from flashnext.cli.common import new_bar, size_text
 from flashnext.errors import InputError
+from flashnext.options import memory_bytes
 from flashnext.paths import checkpoint_folder, demo_path
 
 _SYSTEM = 2 * GIB  # RAM that a running system takes
@@ -81,6 +82,12 @@ def add(commands: Any) -> None:
     )
     session.add_argument("--lanes", type=int, default=1, metavar="N", help="requests at once")
     session.add_argument(
+        "--kv",
+        type=float,
+        metavar="GB",
+        help="KV pages that requests share (default: a window, and a quarter a further lane)",
+    )
+    session.add_argument(
         "--chunk",
         type=int,
         default=0,
@@ -88,7 +95,7 @@ def add(commands: Any) -> None:
         help="tokens of a prompt in one step (default: 512, or 2048 with experts in RAM)",
     )
     session.add_argument(
-        "--snapshots", type=int, default=8, metavar="N", help="prefixes remembered (default: 8)"
+        "--snapshots", type=int, default=16, metavar="N", help="prefixes remembered (default: 8)"
     )
     session.add_argument(
         "--experts", default="auto", choices=("auto", "resident", "offload"), help="default: auto"
@@ -164,6 +171,7 @@ def _plan(options: argparse.Namespace, card: Card) -> dict[str, Any]:
             reserve=max(_SYSTEM, ram // 20),
             window=0 if options.window is None else whole("window", options.window, 1),
             lanes=whole("lanes", options.lanes, 1),
+            kv_bytes=memory_bytes("kv", options.kv),
             chunk=whole("chunk", options.chunk, 0),
             snapshots=whole("snapshots", options.snapshots, 0),
             experts=options.experts,
