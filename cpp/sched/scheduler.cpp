@@ -7,6 +7,7 @@ namespace flashnext {
 
 namespace {
 
+constexpr double kAim = 0.85;  // of the wait that is allowed: no step takes just what was expected
 constexpr std::int32_t kFirstPart = 64;  // rows beside a decoding neighbour while no time is known
 
 double seconds(std::chrono::steady_clock::duration d) {
@@ -130,7 +131,8 @@ std::vector<StepShare> Scheduler::plan(const std::vector<Sequence*>& running) co
   StepBudget budget;
   budget.rows = std::max(o.chunk, o.lanes);
   budget.outputs = engine_.max_outputs();
-  const std::int32_t within = times_.rows_within(options_.token_wait, budget.rows, kFirstPart);
+  const std::int32_t within =
+      times_.rows_within(kAim * options_.token_wait, budget.rows, kFirstPart);
   budget.prompt_rows = std::max(within, options_.least_part);
   return plan_step(waiting, budget);
 }

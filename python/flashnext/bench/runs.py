@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashnext import _core, provenance, receipts
-from flashnext.bench import experts
+from flashnext.bench import beside, experts
 from flashnext.bench.bounds import Bounds
 from flashnext.bench.setup import WARMUP_TOKENS, Progress, Setup, drop_page_cache
 from flashnext.errors import Error, InputError
@@ -27,7 +27,7 @@ def run(bench: str, setup: Setup, progress: Progress | None = None) -> Iterator[
     """Runs a bench and yields a finished receipt a hit rate and context (one for ``load``).
 
     Args:
-        bench: ``decode``, ``prefill`` or ``load``.
+        bench: ``decode``, ``prefill``, ``beside`` or ``load``.
         setup: What to run.
         progress: Called with (stage, done, total) while weights load.
 
@@ -211,6 +211,11 @@ def _check(
     }
 
 
+def _beside(bench: str, setup: Setup, progress: Progress | None) -> Iterator[Receipt]:
+    """A prompt beside a decoding request."""
+    return beside.run(bench, setup, progress, _start)
+
+
 def _load(bench: str, setup: Setup, progress: Progress | None) -> Iterator[Receipt]:
     """Opening a session: first with an empty page cache, then with a full one."""
     samples: dict[str, list[int]] = {"cold_ns": [], "warm_ns": []}
@@ -349,6 +354,7 @@ def skipped(bench: str, setup: Setup, error: Error) -> Receipt:
 
 
 BENCHES: dict[str, Callable[[str, Setup, Progress | None], Iterator[Receipt]]] = {
+    "beside": _beside,
     "decode": _generation,
     "prefill": _generation,
     "load": _load,

@@ -34,6 +34,7 @@ class Setup:
     context: tuple[int, ...] = (2048,)
     tokens: int = 64
     lanes: int = 1  # requests that decode together
+    token_wait: float = 0.2  # seconds that one of them should wait while a prompt is read
     repeats: int = 3
     chunk: int = 2048
     threads: int = 0
@@ -150,6 +151,7 @@ class Setup:
             "isa": self.isa,
             "chunk": self.chunk,
             "lanes": self.lanes,
+            "token_wait": checks.seconds("token_wait", self.token_wait),
             "prefix_snapshots": 0,
             "memory_limit": self.memory_limit,
             "capabilities": [*self.capabilities, *evidence.accepted_capabilities()],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flashnext import bench, receipts
+from flashnext.bench import beside
 from flashnext.bench.runs import skipped
 from flashnext.cli import common, offload
 from flashnext.errors import Error, InputError
@@ -17,9 +18,10 @@ from flashnext.receipts import Receipt
 _Number = TypeVar("_Number", int, float)
 
 _DESCRIPTION = """\
-Measures decoding, reading prompts, or opening a model, on random weights of the real dimensions or
-on a checkpoint. The bounds of the machine are measured in the same run, and the tokens are checked:
-the same ids run twice, and without graphs, must draw the same tokens.
+Measures decoding, reading prompts, a prompt beside a decoding request, or opening a model, on
+random weights of the real dimensions or on a checkpoint. The bounds of the machine are measured in
+the same run, and the tokens are checked: the same ids run twice must draw the same, and so they
+must without graphs.
 """
 
 
@@ -57,6 +59,13 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--tokens", type=int, default=64, metavar="N", help="decode steps (default: 64)"
+    )
+    parser.add_argument(
+        "--token-wait",
+        type=float,
+        default=0.2,
+        metavar="SECONDS",
+        help="beside: how long a token may take while a prompt is read (default: 0.2)",
     )
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="warm runs (default: 3)"
@@ -159,6 +168,7 @@ def run(options: argparse.Namespace) -> None:
         context=_numbers("--context", options.context, int),
         tokens=options.tokens,
         lanes=options.lanes,
+        token_wait=options.token_wait,
         repeats=options.repeats,
         chunk=options.chunk,
         threads=options.threads,
@@ -217,6 +227,8 @@ def describe(receipt: Receipt) -> list[str]:
             if summary[name]["n"]:
                 lines.append(f"  open, {name[:4]}: {summary[name]['median'] / 1e9:.2f} s")
         lines.append(f"  {receipt['counters']['bytes_per_second'] / 1e9:.2f} GB/s of weights")
+    elif receipt["bench"] == "beside":
+        lines += beside.describe(receipt)
     else:
         counters = receipt["counters"]
         first = summary["first_token_ns"]["median"] / 1e6
