@@ -1,7 +1,8 @@
 // Leaving the GIL, and the end of the interpreter. A thread that is outside of the GIL when the
-// interpreter ends would be killed on its way back in, through C++ frames that do not survive it.
-// So every thread of ours outside is counted, and shutdown() waits for them while there still is an
-// interpreter to come back to.
+// interpreter ends would be killed on its way back in, through C++ frames that do not survive it. So
+// every thread of ours outside is counted, and shutdown() waits for them. They do not come back to
+// Python, where all that is left for them to do is to raise errors that nobody can handle: they
+// stop where they are and go with the process, as daemon threads do.
 #pragma once
 
 #include "cpp/base/errors.h"
@@ -12,9 +13,10 @@
 
 namespace flashnext::bind {
 
-// Whether the interpreter is about to end: what is long gives up, what is new is refused.
+// Whether the interpreter is about to end: what is long gives up.
 bool ending() noexcept;
-void refuse_if_ending();  // throws InputError
+// Throws InputError on the thread that ends the interpreter; any other thread stops here.
+void refuse_if_ending();
 
 // A scope without the GIL.
 class Outside {
@@ -23,10 +25,7 @@ class Outside {
     ++count();
     release_.emplace();
   }
-  ~Outside() {
-    release_.reset();  // waits for the GIL
-    --count();
-  }
+  ~Outside();  // waits for the GIL
   Outside(const Outside&) = delete;
   Outside& operator=(const Outside&) = delete;
   static std::atomic<int>& count() noexcept;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <future>
 #include <thread>
+#include <unistd.h>
 
 namespace flashnext::bind {
 
@@ -15,6 +16,7 @@ constexpr auto kSlice = std::chrono::milliseconds(50);  // between two looks for
 constexpr auto kLongestGoodbye = std::chrono::seconds(20);
 
 std::atomic<bool> is_ending{false};
+std::thread::id ending_thread;  // written before is_ending is set
 
 // Every session that may be open. Guarded by its own lock, since sessions go on any thread.
 struct Registry {
@@ -31,7 +33,20 @@ Registry& registry() {
 bool ending() noexcept { return is_ending.load(); }
 
 void refuse_if_ending() {
-  if (ending()) throw InputError("the interpreter is ending: no session can be used any more");
+  if (!ending()) return;
+  if (PyGILState_Check() != 0 && std::this_thread::get_id() != ending_thread) {
+    const Outside stop_here;
+  }
+  throw InputError("the interpreter is ending: no session can be used any more");
+}
+
+Outside::~Outside() {
+  if (ending() && std::this_thread::get_id() != ending_thread) {
+    --count();
+    while (true) ::pause();
+  }
+  release_.reset();
+  --count();
 }
 
 std::atomic<int>& Outside::count() noexcept {
@@ -40,6 +55,7 @@ std::atomic<int>& Outside::count() noexcept {
 }
 
 void shutdown() {
+  ending_thread = std::this_thread::get_id();
   is_ending.store(true);
   const py::gil_scoped_release release;
   const auto until = std::chrono::steady_clock::now() + kLongestGoodbye;
@@ -77,6 +93,11 @@ PySession::~PySession() {
   {
     const std::lock_guard lock(registry().mutex);
     std::erase(registry().sessions, this);
+  }
+  if (session_ && session_->thread().is_this_thread()) {
+    // Collected while its own policy runs: a thread cannot wait for itself.
+    std::thread([s = std::move(session_)]() mutable { s.reset(); }).detach();
+    return;
   }
   close_outside();
 }
@@ -167,7 +188,7 @@ std::string PySession::close_outside() {
     problem += (problem.empty() ? "" : "; ") + std::string(e.what());
   }
   // Calls of other threads that were under way end at once, now that the engine's thread has.
-  while (s.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (s.use_count() > 1 && !ending()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return problem;
 }
 

@@ -571,8 +571,8 @@ class Session:
         if self._core is None:
             return
         self._notes = self.notes
-        core, self._core = self._core, None
-        problem = core.close()
+        problem = self._core.close()
+        self._core = None
         if problem:
             self._notes.append(problem)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
