@@ -69,7 +69,7 @@ std::int32_t pool_pages(const ModelShape& shape, bool mtp, std::int32_t window, 
   const std::uint64_t page = page_bytes(shape, mtp);
   const std::uint64_t pages = kv_bytes / page, least = static_cast<std::uint64_t>(whole) + 1;
   if (pages < least) {
-    throw InputError("kv_bytes = " + std::to_string(kv_bytes) +
+    throw InputError("kv_bytes (kv_gb) = " + std::to_string(kv_bytes) +
                      ": a sequence that fills the window of " + std::to_string(window) +
                      " positions needs " + std::to_string(least * page) + " bytes (" +
                      std::to_string(least) + " pages of " + std::to_string(page) +

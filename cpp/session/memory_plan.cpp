@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int32_t kResidentChunk = 512, kOffloadChunk = 2048;  // rows, unless asked for
 constexpr const char* kRemedy =
-    "\nLower window, lanes, kv_bytes, chunk or prefix_snapshots, or raise memory_limit";
+    "\nLower window, lanes, kv_gb, chunk or prefix_snapshots, or raise memory_limit";
 
 std::string bytes_text(std::uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
