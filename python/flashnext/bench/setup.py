@@ -65,7 +65,13 @@ class Setup:
         """Refuses what makes no sense before anything large is opened."""
         if not self.context or min(self.context) < 1:
             raise InputError(f"context = {self.context}: give one or more prompt lengths above 0")
-        for name, least in (("tokens", 1), ("lanes", 1), ("repeats", 1), ("chunk", 1), ("profile", 0)):
+        for name, least in (
+            ("tokens", 1),
+            ("lanes", 1),
+            ("repeats", 1),
+            ("chunk", 1),
+            ("profile", 0),
+        ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} = {getattr(self, name)}: must be at least {least}")
         if self.memory_budget < 0 or self.pool_bytes < 1 << 20:
