@@ -32,6 +32,8 @@ struct Parts {
   ExpertTile* tiles;         // (chunks, tiles_per_chunk)
   std::int32_t* num_tiles;   // (chunks)
   std::int32_t* num_sorted;  // (1)
+  std::int32_t* unit_parts;  // (kUnitParts), units alone
+  std::int32_t* arrived;     // (kUnitBlocks), units alone
 };
 
 int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
@@ -39,7 +41,7 @@ int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
 enum class Form { kGemv, kUnits, kGemm };
 
 Form form_of(const ExpertsArgs& args) {
-  if (args.rows.max <= kFragmentRows) return Form::kGemv;
+  if (args.rows.max * digits_of(args.levels) <= kGroupColumns) return Form::kGemv;
   const bool is_decode = args.rows.max <= kDecodeRows && args.rows.max * args.slots <= kMaxPairs;
   return is_decode ? Form::kUnits : Form::kGemm;
 }
@@ -78,6 +80,10 @@ Parts place(const ExpertsArgs& args, Scratch& scratch) {
                                      static_cast<std::size_t>(p.tiles_per_chunk));
   p.num_tiles = scratch.take<std::int32_t>(static_cast<std::size_t>(p.chunks));
   p.num_sorted = scratch.take<std::int32_t>(1);
+  if (is_units(args)) {
+    p.unit_parts = scratch.take<std::int32_t>(kUnitParts);
+    p.arrived = scratch.take<std::int32_t>(kUnitBlocks);
+  }
   return p;
 }
 
@@ -105,6 +111,8 @@ Jobs jobs_of(const ExpertsArgs& args, const Parts& parts, int first, bool is_dow
   if (is_gemv(args)) return jobs;
   const int chunk = first / parts.capacity;
   jobs.shared_first = args.rows.max * args.slots;
+  jobs.parts = parts.unit_parts;
+  jobs.arrived = parts.arrived;
   jobs.scatter = is_down ? 1 : 0;
   jobs.planes = is_down ? parts.h_planes : parts.x_planes;
   jobs.scales = is_down ? parts.h_scales : parts.x_scales;
@@ -229,6 +237,7 @@ void experts(cudaStream_t stream, const ExpertsArgs& args) {
   base.ids = args.ids;
   base.order = parts.order;
   base.num_sorted = parts.num_sorted;
+  base.arrived = parts.arrived;
   base.shared = is_joint(args) ? args.shared : nullptr;
   base.shared_first = args.rows.max * args.slots;
   for (int first = 0; first < plan.max_pairs; first += parts.capacity) {

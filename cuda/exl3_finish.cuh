@@ -26,12 +26,12 @@ __device__ __forceinline__ End end_of(const Strip& strip) {
 struct Shared {
   std::uint64_t max_barrier;
   std::uint64_t sum_barrier;
-  std::uint32_t row_max[kFragmentRows];  // of this block's inputs
-  std::uint32_t cluster_max[kFragmentRows];
-  std::int32_t row_sum[kFragmentRows];
-  RowLevels levels[kFragmentRows];
-  std::int32_t member[kFragmentRows];  // positions of the block, which are rows of y
-  std::int32_t source[kFragmentRows];  // and their rows of x
+  std::uint32_t row_max[kGroupColumns];  // of this block's inputs
+  std::uint32_t cluster_max[kGroupColumns];
+  std::int32_t row_sum[kGroupColumns];
+  RowLevels levels[kGroupColumns];
+  std::int32_t member[kGroupColumns];  // positions of the block, which are rows of y
+  std::int32_t source[kGroupColumns];  // and their rows of x
   std::int32_t count;
   End end[2];  // of the strips that are even and odd in the block's order
 };

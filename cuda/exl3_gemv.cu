@@ -25,11 +25,10 @@ namespace flashnext::cuda {
 
 namespace {
 
-constexpr int kMaxSplits = 8;        // blocks of a cluster
-constexpr int kMaxSmem = 98 * 1024;  // with what is static, below what any card has
-// Warps of a multiprocessor that the registers are shared out to, with few columns: more would
-// spill, and fewer leave no room for blocks of the kernels before and after (with 20, a token took
-// 1.27 instead of 1.23 ms on an H200).
+constexpr int kMaxSplits = 8;  // blocks of a cluster
+// Warps of a multiprocessor that the registers are shared out to: more would spill, and fewer leave
+// no room for blocks of the kernels before and after (with 20, a token took 1.27 instead of 1.23 ms
+// on an H200).
 constexpr int kOccupancy = 24;
 constexpr int kKeepOnce = 8;   // the same of a block of many strips, where room is worth more
 constexpr int kPitchPad = 64;  // bytes: an even and an odd column lie in different banks
@@ -160,8 +159,8 @@ __device__ __forceinline__ void transform(const Jobs& jobs, const __half* suh, i
   }
 }
 
-template <int kGroups, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) / kWarps)
+template <int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, kOccupancy / kWarps)
     gemv_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ uint4 smem[];
   __shared__ Shared shared;
@@ -182,11 +181,11 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   // After the rings: sums (columns, 128), twice if there are more strips to come, digits (columns,
   // pitch), then what is kept of the transform. The pitch keeps two columns in different banks.
   int* sums = reinterpret_cast<int*>(smem + jobs.ring_parts);
-  const int max_columns = min(jobs.capacity, kGroups * kGroupColumns / jobs.digits) * jobs.digits;
+  const int max_columns = min(jobs.capacity, kGroupColumns / jobs.digits) * jobs.digits;
   const int all_sums = (jobs.stride != 0 ? 2 : 1) * 128 * max_columns;
   std::int8_t* digits = reinterpret_cast<std::int8_t*>(sums + all_sums);
   const int pitch = 128 * ((all_blocks + splits - 1) / splits) + kPitchPad;
-  if (threadIdx.x < kFragmentRows) {
+  if (threadIdx.x < kGroupColumns) {
     shared.row_max[threadIdx.x] = 0;
     shared.cluster_max[threadIdx.x] = 0;
     shared.row_sum[threadIdx.x] = 0;
@@ -212,7 +211,6 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
   int expert = 0;
   int pairs = 0;
   const bool is_known = !is_routed || jobs.up != nullptr;
-  const int size = is_shared ? kGroupColumns / jobs.digits : kFragmentRows;  // rows of a group
   if (is_routed) {
     if (!is_known) {
       if (threadIdx.x == 0) prefetch_table(jobs);
@@ -246,10 +244,9 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
     source = source_of(jobs, group);
     if (warp == 0) find_members(jobs, group, pairs, expert, lane, shared);
   } else {
-    const int offset = is_shared && jobs.up != nullptr ? jobs.capacity : 0;
-    source = group * size + offset;
-    if (threadIdx.x < kFragmentRows) {
-      shared.member[threadIdx.x] = group * size + static_cast<int>(threadIdx.x);
+    source = is_shared && jobs.up != nullptr ? jobs.capacity : 0;
+    if (threadIdx.x < kGroupColumns) {
+      shared.member[threadIdx.x] = static_cast<int>(threadIdx.x);
       shared.source[threadIdx.x] = source + static_cast<int>(threadIdx.x);
     }
   }
@@ -265,7 +262,7 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
     if (jobs.up != nullptr) input.up = *reinterpret_cast<const float4*>(jobs.up + from);
   }
   if (!is_routed && threadIdx.x == 0) {
-    shared.count = max(0, min(size, jobs.rows.scale * *jobs.rows.count - group * size));
+    shared.count = jobs.rows.scale * *jobs.rows.count;
   }
   __syncthreads();
   const int count = shared.count;
@@ -285,17 +282,16 @@ __global__ void __launch_bounds__(32 * kWarps, (kGroups == 1 ? kOccupancy : 12) 
     int* strip_sums = sums + turn * 128 * max_columns;
     switch (strip.words) {
       case 48:
-        multiply<48, kGroups>(stream, 48, ring, digits, pitch, columns, warp, lane, strip_sums);
+        multiply<48>(stream, 48, ring, digits, pitch, columns, warp, lane, strip_sums);
         break;
       case 64:
-        multiply<64, kGroups>(stream, 64, ring, digits, pitch, columns, warp, lane, strip_sums);
+        multiply<64>(stream, 64, ring, digits, pitch, columns, warp, lane, strip_sums);
         break;
       case 80:
-        multiply<80, kGroups>(stream, 80, ring, digits, pitch, columns, warp, lane, strip_sums);
+        multiply<80>(stream, 80, ring, digits, pitch, columns, warp, lane, strip_sums);
         break;
       default:
-        multiply<0, kGroups>(stream, strip.words, ring, digits, pitch, columns, warp, lane,
-                             strip_sums);
+        multiply<0>(stream, strip.words, ring, digits, pitch, columns, warp, lane, strip_sums);
         break;
     }
     // The next strip's weights travel during this one's end. It shares nothing with the next but
@@ -394,9 +390,9 @@ int spread(int smem, int blocks, int splits, int most) {
   return std::max(smem, (all / (share + 1) - kReserved + 128) / 16 * 16);
 }
 
-template <int kGroups, int kWarps>
+template <int kWarps>
 void launch_gemv(cudaStream_t stream, Jobs jobs, int strips, int columns, int splits) {
-  auto* kernel = gemv_kernel<kGroups, kWarps>;
+  auto* kernel = gemv_kernel<kWarps>;
   const Shape shape{splits, kWarps};
   jobs.ring_parts = ring_bytes(jobs, kWarps) / 16;
   jobs.keep = keep_items(jobs, columns, splits);
@@ -430,19 +426,13 @@ void exl3_gemv(cudaStream_t stream, const Jobs& of, int groups) {
   check(of.in % 128 == 0 && of.in > 0 && of.in <= kMaxIn, "exl3: inputs of a linear");
   Jobs jobs = of;
   if (jobs.shared != nullptr) {
-    jobs.shared_blocks = jobs.shared_strips * ceil_div(jobs.rows.max, kGroupColumns / jobs.digits);
+    jobs.shared_blocks = jobs.shared_strips;
   }
   const int strips = groups * jobs.strips + jobs.shared_blocks;
-  // Linears: every row is in the one group; experts: groups have at most kGroupColumns columns.
-  const bool is_wide = jobs.experts == nullptr && jobs.capacity * jobs.digits > kGroupColumns;
-  const int columns = std::min(jobs.capacity * jobs.digits, (is_wide ? 2 : 1) * kGroupColumns);
+  const int columns = std::min(jobs.capacity * jobs.digits, kGroupColumns);
   const Shape shape = choose_shape(jobs, strips, columns);
-  if (is_wide) {
-    if (shape.warps == 4) return launch_gemv<2, 4>(stream, jobs, strips, columns, shape.splits);
-    return launch_gemv<2, 8>(stream, jobs, strips, columns, shape.splits);
-  }
-  if (shape.warps == 4) return launch_gemv<1, 4>(stream, jobs, strips, columns, shape.splits);
-  return launch_gemv<1, 8>(stream, jobs, strips, columns, shape.splits);
+  if (shape.warps == 4) return launch_gemv<4>(stream, jobs, strips, columns, shape.splits);
+  return launch_gemv<8>(stream, jobs, strips, columns, shape.splits);
 }
 
 }  // namespace flashnext::cuda

@@ -1,9 +1,9 @@
 // How the EXL3 ops talk to their kernels. An op is: transform rows into digit planes, multiply, and
 // for experts once more for the down projection. Which kernels that are depends on the rows alone,
 // and changes no bit:
-//   up to kFragmentRows   a GEMV that transforms its rows itself
-//   up to kDecodeRows     the transform, then units: weights decoded as in the GEMV
-//   more                  the transform, then a grouped GEMM
+//   up to kGroupColumns digits   a GEMV that transforms its rows itself
+//   up to kDecodeRows            the transform, then units: weights decoded as in the GEMV
+//   more                         the transform, then a grouped GEMM
 //
 // "Positions" are the rows of a launch: rows of x for a linear; for experts (row, slot) pairs, in
 // their own order for the GEMV and sorted by expert for the others. V = 256 d0 + d1 with d1 in
@@ -25,6 +25,9 @@ struct RowScale;
 inline constexpr int kTileRows = 64;     // positions of a GEMM tile
 inline constexpr int kMaxIn = 16384;     // |sum of digit * (B + 2)| stays below 2^31
 inline constexpr int kGroupColumns = 8;  // columns of one tensor core product
+
+// Of a block, with what is static below what any card has.
+inline constexpr int kMaxSmem = 98 * 1024;
 
 // Positions [first, first + count) of a launch belong to one expert.
 struct ExpertTile {
@@ -74,11 +77,13 @@ struct Jobs {
   const ExpertRef* shared;     // null: none
   std::int32_t shared_n;       // projections
   std::int32_t shared_strips;  // of all of them
-  std::int32_t shared_blocks;  // set by the launcher: strips of all groups of rows
+  std::int32_t shared_blocks;  // set by the launcher: as many
   // Units: the shared expert has the id num_experts and as many strips as the routed ones; its
   // pairs are shared_first + row.
   std::int32_t shared_first;
   std::int32_t tile_rows;  // set by the launcher: positions of a tile
+  std::int32_t* parts;     // experts: (kUnitParts) sums of items that several blocks share
+  std::int32_t* arrived;   // experts: (kUnitBlocks) zero; units of them that have come
   // Units, GEMM
   std::int32_t scatter;       // 1: y rows are order[first + position]
   const std::int8_t* planes;  // (plane, digit, capacity, in)
@@ -110,6 +115,7 @@ struct TransformJobs {
   const std::int32_t* num_sorted;  // (1) sorted positions, or null: all
   std::int8_t* planes;
   RowScale* scales;
+  std::int32_t* arrived;  // of units: (kUnitBlocks) becomes zero; else null
 };
 
 // (row, slot) pairs of the group sorted by expert, and the tiles of each chunk of `chunk` sorted
@@ -139,6 +145,9 @@ void exl3_plan(cudaStream_t stream, const PlanJobs& jobs);
 void exl3_plan_units(cudaStream_t stream, const PlanJobs& jobs);
 // `groups`: one for linears, the most pairs for experts, each of which may be a group's first.
 void exl3_gemv(cudaStream_t stream, const Jobs& jobs, int groups);
+// Blocks of a launch for experts, at most.
+inline constexpr int kUnitBlocks = 1024;
+inline constexpr int kUnitParts = 2 * kUnitBlocks * 128 * kGroupColumns;
 // Most positions of an expert's tile.
 constexpr int unit_tile_rows(int digits) { return kGroupColumns / digits; }
 // `tiles`: the most tiles of experts.

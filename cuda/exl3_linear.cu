@@ -24,11 +24,13 @@ struct Parts {
 
 int digits_of(std::int32_t levels) { return levels > 127 ? 2 : 1; }
 
-bool is_gemv(const RowCount& rows) { return rows.max <= kFragmentRows; }
-bool is_units(const RowCount& rows) { return !is_gemv(rows) && rows.max <= kDecodeRows; }
+bool is_gemv(const Exl3LinearArgs& args) {
+  return args.rows.max * digits_of(args.levels) <= kGroupColumns;
+}
+bool is_units(const Exl3LinearArgs& args) { return !is_gemv(args) && args.rows.max <= kDecodeRows; }
 
 Parts place(const Exl3LinearArgs& args, Scratch& scratch) {
-  if (is_gemv(args.rows)) return {args.rows.max, nullptr, nullptr};
+  if (is_gemv(args)) return {args.rows.max, nullptr, nullptr};
   const std::size_t in = static_cast<std::size_t>(args.w[0].in);
   const std::size_t planes = static_cast<std::size_t>(args.n * digits_of(args.levels));
   const std::int32_t fit = static_cast<std::int32_t>(kDigitBytes / (planes * in)) / 512 * 512;
@@ -88,7 +90,7 @@ void exl3_linear(cudaStream_t stream, const Exl3LinearArgs& args) {
     p.strip0 = jobs.strips;
     jobs.strips += w.out / 128;
   };
-  if (is_gemv(args.rows)) {
+  if (is_gemv(args)) {
     for (int i = 0; i < args.n; ++i) add(all, i, 0);
     return exl3_gemv(stream, all, 1);
   }
@@ -109,7 +111,7 @@ void exl3_linear(cudaStream_t stream, const Exl3LinearArgs& args) {
   for (int first = 0; first < args.rows.max; first += parts.capacity) {
     transform.first = first;
     exl3_transform(stream, transform);
-    if (is_units(args.rows)) {
+    if (is_units(args)) {
       for (int i = 0; i < args.n; ++i) add(all, i, 0);
       return exl3_units(stream, all, 0);
     }

@@ -1,5 +1,5 @@
-// The product of the GEMV: a warp decodes units of 64 inputs by 64 outputs of a strip, four k-tiles
-// by four n-tiles, straight into the A operand of the integer mma.
+// The product of the GEMV and of units: a warp decodes units of 64 inputs by 64 outputs of a strip,
+// four k-tiles by four n-tiles, straight into the A operand of the integer mma.
 //
 // Lane 4 r + q takes ring positions 32 r .. 32 r + 31 of k-tile q: all 16 inputs of outputs r and
 // r + 8. At K bits a weight they are K whole words, and the one before them on the ring: no lane
@@ -88,50 +88,43 @@ __device__ __forceinline__ void accumulate(int (&acc)[4], const std::uint32_t (&
   mma_u8s8(acc, x[2], x[6], x[3], x[7], b[2], b[3]);
 }
 
+// Inputs 4 kStep .. 4 kStep + 3 of every k-tile.
 template <int kStep, int kWords, int kGroups>
-__device__ __forceinline__ void multiply_step(const std::uint32_t (&w)[kWords / 16 + 1],
-                                              const std::uint32_t (&b)[kGroups][4][4],
-                                              int (&acc)[kGroups][4][4], int n) {
-  std::uint32_t x[8];
-  UnitLane<kWords>::template products<kStep>(w, x);
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) accumulate(acc[g][n], x, b[g][kStep]);
-}
-
-// One unit at a rate of the kernel's own. column: the lane's digits, those of its other group at
-// 8 pitch; is_used: whether the group has the lane's column.
-template <int kWords, int kGroups>
-__device__ __forceinline__ void multiply_unit(const std::uint32_t* unit,
-                                              const UnitLane<kWords>& unit_lane,
-                                              const std::int8_t* column, int pitch,
-                                              const bool (&is_used)[kGroups],
-                                              int (&acc)[kGroups][4][4]) {
-  std::uint32_t b[kGroups][4][4];
+__device__ __forceinline__ void multiply_digits(const std::uint32_t (&w)[4][kWords / 16 + 1],
+                                                const uint4 (&digits)[kGroups],
+                                                int (&acc)[kGroups][4][4]) {
+  std::uint32_t b[kGroups][4];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    uint4 d = make_uint4(0, 0, 0, 0);
-    if (is_used[g]) d = *reinterpret_cast<const uint4*>(column + 8 * g * pitch);
-    splat(d.x, b[g][0]);
-    splat(d.y, b[g][1]);
-    splat(d.z, b[g][2]);
-    splat(d.w, b[g][3]);
+    const uint4& d = digits[g];
+    splat(kStep == 0 ? d.x : kStep == 1 ? d.y : kStep == 2 ? d.z : d.w, b[g]);
   }
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    std::uint32_t w[kWords / 16 + 1];
-    unit_lane.load(unit, n, w);
-    multiply_step<0, kWords, kGroups>(w, b, acc, n);
-    multiply_step<1, kWords, kGroups>(w, b, acc, n);
-    multiply_step<2, kWords, kGroups>(w, b, acc, n);
-    multiply_step<3, kWords, kGroups>(w, b, acc, n);
+    std::uint32_t x[8];
+    UnitLane<kWords>::template products<kStep>(w[n], x);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) accumulate(acc[g][n], x, b[g]);
   }
+}
+
+template <int kWords, int kGroups>
+__device__ __forceinline__ void multiply_unit(const std::uint32_t* unit, const UnitLane<kWords>& at,
+                                              const uint4 (&digits)[kGroups],
+                                              int (&acc)[kGroups][4][4]) {
+  std::uint32_t w[4][kWords / 16 + 1];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) at.load(unit, n, w[n]);
+  multiply_digits<0, kWords, kGroups>(w, digits, acc);
+  multiply_digits<1, kWords, kGroups>(w, digits, acc);
+  multiply_digits<2, kWords, kGroups>(w, digits, acc);
+  multiply_digits<3, kWords, kGroups>(w, digits, acc);
 }
 
 // The same at any rate.
 template <int kGroups>
 __device__ __forceinline__ void multiply_any(const std::uint32_t* unit, int words, int lane,
-                                             const std::int8_t* column, int pitch,
-                                             const bool (&is_used)[kGroups],
+                                             const uint4 (&digits)[kGroups],
                                              int (&acc)[kGroups][4][4]) {
   const std::uint32_t* row = unit + (lane & 3) * row_bytes(words) / 4;
 #pragma unroll 1
@@ -140,11 +133,8 @@ __device__ __forceinline__ void multiply_any(const std::uint32_t* unit, int word
     std::uint32_t b[kGroups][4];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      std::uint32_t d = 0;
-      if (is_used[g]) {
-        d = *reinterpret_cast<const std::uint32_t*>(column + 8 * g * pitch + 4 * step);
-      }
-      splat(d, b[g]);
+      const uint4& d = digits[g];
+      splat(step == 0 ? d.x : step == 1 ? d.y : step == 2 ? d.z : d.w, b[g]);
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -176,20 +166,18 @@ __device__ __forceinline__ void add_columns(const int (&acc)[kGroups][4][4], int
   }
 }
 
-// Multiplies and adds to sums. digits: (columns, pitch) of the
-// block's inputs; ring: the warp's; kWords = 0: any rate.
-template <int kWords, int kGroups, int kWarps>
+// Multiplies and adds to sums. digits: (columns, pitch) of the block's inputs; ring: the warp's;
+// kWords = 0: any rate.
+template <int kWords, int kWarps>
 __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
                                          const std::uint32_t* ring, const std::int8_t* digits,
                                          int pitch, int columns, int warp, int lane, int* sums) {
   constexpr int kStages = ring_stages(kWords == 0 ? 128 : kWords);
   if (kWords != 0) words = kWords;
   const UnitLane<kWords == 0 ? 16 : kWords> unit_lane(lane);
-  int acc[kGroups][4][4] = {};
+  int acc[1][4][4] = {};
   const std::int8_t* column = digits + (lane >> 2) * pitch + 16 * (lane & 3) + 64 * (warp >> 1);
-  bool is_used[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) is_used[g] = (lane >> 2) + 8 * g < columns;
+  const bool is_used = lane >> 2 < columns;
   int slot = 0;
 #pragma unroll 1
   for (int at = warp >> 1; at < stream.units; at += kWarps / 2) {
@@ -197,16 +185,18 @@ __device__ __forceinline__ void multiply(Stream<kWarps>& stream, int words,
     __syncwarp();
     stream.template fetch<kWords>(slot == 0 ? kStages - 1 : slot - 1, words, lane);
     const std::uint32_t* unit = ring + slot * (slot_bytes(words) / 4);
+    uint4 d[1] = {make_uint4(0, 0, 0, 0)};
+    if (is_used) d[0] = *reinterpret_cast<const uint4*>(column);
     if constexpr (kWords == 0) {
-      multiply_any<kGroups>(unit, words, lane, column, pitch, is_used, acc);
+      multiply_any<1>(unit, words, lane, d, acc);
     } else {
-      multiply_unit<kWords, kGroups>(unit, unit_lane, column, pitch, is_used, acc);
+      multiply_unit<kWords, 1>(unit, unit_lane, d, acc);
     }
     column += 32 * kWarps;
     slot = slot == kStages - 1 ? 0 : slot + 1;
   }
   if (warp >> 1 >= stream.units) return;
-  add_columns<kGroups>(acc, columns, warp, lane, sums);
+  add_columns<1>(acc, columns, warp, lane, sums);
 }
 
 }  // namespace flashnext::cuda

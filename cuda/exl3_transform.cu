@@ -23,6 +23,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int warps = static_cast<int>(blockDim.x) >> 5;
   const int position = static_cast<int>(blockIdx.x);
+  if (jobs.arrived != nullptr && position == 0 && blockIdx.y == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < kUnitBlocks; i += 32 * warps) {
+      jobs.arrived[i] = 0;
+    }
+  }
   const int positions = jobs.num_sorted != nullptr
                             ? *jobs.num_sorted
                             : jobs.rows.scale * *jobs.rows.count * jobs.slots;

@@ -26,64 +26,6 @@ __device__ __forceinline__ void load_digits(const Columns& columns, int lane,
   }
 }
 
-// Inputs 4 kStep .. 4 kStep + 3 of every k-tile.
-template <int kStep, int kWords, int kGroups>
-__device__ __forceinline__ void multiply_digits(const std::uint32_t (&w)[4][kWords / 16 + 1],
-                                                const uint4 (&digits)[kGroups],
-                                                int (&acc)[kGroups][4][4]) {
-  std::uint32_t b[kGroups][4];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const uint4& d = digits[g];
-    splat(kStep == 0 ? d.x : kStep == 1 ? d.y : kStep == 2 ? d.z : d.w, b[g]);
-  }
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    std::uint32_t x[8];
-    UnitLane<kWords>::template products<kStep>(w[n], x);
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) accumulate(acc[g][n], x, b[g]);
-  }
-}
-
-template <int kWords, int kGroups>
-__device__ __forceinline__ void multiply_unit(const std::uint32_t* unit, const UnitLane<kWords>& at,
-                                              const uint4 (&digits)[kGroups],
-                                              int (&acc)[kGroups][4][4]) {
-  std::uint32_t w[4][kWords / 16 + 1];
-#pragma unroll
-  for (int n = 0; n < 4; ++n) at.load(unit, n, w[n]);
-  multiply_digits<0, kWords, kGroups>(w, digits, acc);
-  multiply_digits<1, kWords, kGroups>(w, digits, acc);
-  multiply_digits<2, kWords, kGroups>(w, digits, acc);
-  multiply_digits<3, kWords, kGroups>(w, digits, acc);
-}
-
-// The same at any rate.
-template <int kGroups>
-__device__ __forceinline__ void multiply_any(const std::uint32_t* unit, int words, int lane,
-                                             const uint4 (&digits)[kGroups],
-                                             int (&acc)[kGroups][4][4]) {
-  const std::uint32_t* row = unit + (lane & 3) * row_bytes(words) / 4;
-#pragma unroll 1
-  for (int step = 0; step < 4; ++step) {
-    const TileLane<0> tile_lane(4 * (lane >> 2) + step, words);
-    std::uint32_t b[kGroups][4];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const uint4& d = digits[g];
-      splat(step == 0 ? d.x : step == 1 ? d.y : step == 2 ? d.z : d.w, b[g]);
-    }
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      std::uint32_t x[8];
-      tile_lane.products(row + n * (words / 2), x);
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) accumulate(acc[g][n], x, b[g]);
-    }
-  }
-}
-
 // Adds a warp's part of every column to sums (columns, 128). ring: the warp's; kWords = 0: any
 // rate.
 template <int kWords, int kGroups, int kWarps>

@@ -9,19 +9,11 @@
 #include "cuda/check.h"
 #include "cuda/cp_async.cuh"
 #include "cuda/dependent.cuh"
+#include "cuda/exl3_jobs.h"
 #include "cuda/gdn.cuh"
 #include "cuda/kernels.h"
 
 #include <algorithm>
-
-// Cards with fewer multiprocessors than there are blocks want two on each: fewer registers then.
-#ifndef FN_RECUR_BLOCKS
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-#define FN_RECUR_BLOCKS (kGroup <= 3 ? 2 : 1)
-#else
-#define FN_RECUR_BLOCKS 1
-#endif
-#endif
 
 namespace flashnext::cuda {
 namespace {
@@ -205,8 +197,10 @@ __device__ __forceinline__ std::int64_t state_piece(int i, int key_head, int sli
          slice * kColumns + column;
 }
 
-template <int kGroup>
-__global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
+// kBlocks: of a multiprocessor. Two have fewer registers, and so each token takes longer; but while
+// one waits for its state, the other computes.
+template <int kGroup, int kBlocks>
+__global__ void __launch_bounds__(kGroup* kWarpsHead * 32, kBlocks)
     recur_kernel(const GdnRecurArgs a) {
   extern __shared__ float4 shared_raw[];
   auto* stages = reinterpret_cast<Stage<kGroup>*>(shared_raw);
@@ -296,16 +290,27 @@ __global__ void __launch_bounds__(kGroup* kWarpsHead * 32, FN_RECUR_BLOCKS)
   }
 }
 
-template <int kGroup>
+template <int kGroup, int kBlocks>
 void run(cudaStream_t stream, const GdnRecurArgs& args) {
   constexpr int kStageBytes = static_cast<int>(sizeof(Stage<kGroup>));
   constexpr int kTileBytes = kGroup * kTileHead * static_cast<int>(sizeof(float));
   const int bytes = kStageBytes + std::max(kStageBytes, kTileBytes);
-  FN_CUDA(cudaFuncSetAttribute(recur_kernel<kGroup>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               bytes));
+  FN_CUDA(cudaFuncSetAttribute(recur_kernel<kGroup, kBlocks>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const dim3 grid(kSlices, static_cast<unsigned>(args.dims.k_heads),
                   static_cast<unsigned>(args.step.max_segments));
-  launch_dependent(stream, grid, kGroup * kWarpsHead * 32, bytes, recur_kernel<kGroup>, args);
+  launch_dependent(stream, grid, kGroup * kWarpsHead * 32, bytes, recur_kernel<kGroup, kBlocks>,
+                   args);
+}
+
+// One block each while all fit at once. Of a prompt's step one segment has nearly all rows.
+template <int kGroup>
+void run(cudaStream_t stream, const GdnRecurArgs& args) {
+  constexpr int kTwo = kGroup <= 3 ? 2 : 1;  // of more heads two do not fit
+  const int segments = args.step.max_rows <= kDecodeRows ? args.step.max_segments : 1;
+  const int blocks = kSlices * args.dims.k_heads * segments;
+  if (blocks > multiprocessors()) return run<kGroup, kTwo>(stream, args);
+  run<kGroup, 1>(stream, args);
 }
 
 }  // namespace

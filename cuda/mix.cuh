@@ -51,7 +51,7 @@ inline bool fused_decode(int num_streams, int dim) {
          split.slices <= 8 && split.slice_chunks * kChunkK == kPiece;
 }
 
-// mix_decode.cu. Norm, down and hidden of a group of at most kDecodeRows, where fused_decode().
+// mix_decode.cu. Norm, down and hidden of a group of at most kFragmentRows, where fused_decode().
 void mix_stack_decode(cudaStream_t stream, const MixParams& p);
 // mix_up.cu. Up, gates and x of a group of at most kDecodeRows.
 void mix_up_decode(cudaStream_t stream, const MixParams& p);
@@ -62,7 +62,7 @@ __device__ __forceinline__ int group_rows(const MixParams& p) {
   return min(rows_now(p.rows) - p.row0, p.group);
 }
 
-// What a block of the decode form has of the group: one fragment's rows, by the third dimension of
+// What a block of the up kernel has of the group: one fragment's rows, by the third dimension of
 // the grid.
 __device__ __forceinline__ MixParams fragment_of(const MixParams& all) {
   MixParams p = all;

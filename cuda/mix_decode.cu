@@ -1,17 +1,15 @@
-// mix for the rows of a decode step, in two kernels; what both wait for is latency, not bandwidth.
-// This is the first: norm, down and hidden.
+// mix for at most kFragmentRows, in two kernels; what both wait for is latency, not bandwidth. This
+// is the first: norm, down and hidden.
 //
-// A cluster has one m-tile of down and inject and up to 8 rows, a block of it one slice of k. Every
-// cluster norms the rows itself (they are small and lie in L2); its blocks push sums of squares and
-// products into each other's shared memory. Weights are fetched before the wait for the
-// predecessor, into registers (staging in shared memory was slower on an H200: 213 against 196 us a
-// step); those of the up kernel, whose blocks find no place beside these, into L2. After the wait,
-// loads do not wait for the number of rows: rows beyond it lie in buffers made for more, and only
-// what is written is limited.
+// A cluster has one m-tile of down and inject, a block of it one slice of k. Every cluster norms
+// the rows itself (they are small and lie in L2); its blocks push sums of squares and products into
+// each other's shared memory. Weights are fetched before the wait for the predecessor, into
+// registers (staging in shared memory was slower on an H200: 213 against 196 us a step); those of
+// the up kernel, whose blocks find no place beside these, into L2. After the wait, loads do not
+// wait for the number of rows: rows beyond it lie in buffers made for more, and only what is
+// written is limited.
 #include "cuda/exl3_cluster.cuh"
 #include "cuda/mix.cuh"
-
-#include <type_traits>
 
 namespace flashnext::cuda {
 
@@ -72,21 +70,9 @@ __device__ __forceinline__ void prefetch_up(const MixParams& p) {
   }
 }
 
-// Fewer rows than a fragment are the whole group.
+// kRows >= the rows of the group. Two blocks a multiprocessor: more would spill the weights.
 template <int kRows>
-__device__ __forceinline__ auto part_of(const MixParams& all)
-    -> std::conditional_t<kRows == kFragmentRows, MixParams, const MixParams&> {
-  if constexpr (kRows == kFragmentRows) {
-    return fragment_of(all);
-  } else {
-    return all;
-  }
-}
-
-// kRows >= the rows of the block. Two blocks a multiprocessor: more would spill the weights.
-template <int kRows>
-__global__ void __launch_bounds__(kNormThreads, 2) stack_kernel(const MixParams all) {
-  const MixParams& p = part_of<kRows>(all);
+__global__ void __launch_bounds__(kNormThreads, 2) stack_kernel(const MixParams p) {
   extern __shared__ __align__(16) char smem[];
   StackShared<kRows>& shared = *reinterpret_cast<StackShared<kRows>*>(smem);
   const int tid = static_cast<int>(threadIdx.x);
@@ -112,7 +98,7 @@ __global__ void __launch_bounds__(kNormThreads, 2) stack_kernel(const MixParams 
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   const float4 w = *reinterpret_cast<const float4*>(p.norm + offset + 4 * tid);
-  if (kRows < kFragmentRows || blockIdx.z == 0) prefetch_up(p);
+  prefetch_up(p);
   const int pieces = p.dim / kPiece;
   const int h = slice / pieces;
   const std::size_t dim = static_cast<std::size_t>(p.dim);
@@ -243,8 +229,7 @@ __global__ void __launch_bounds__(kNormThreads, 2) stack_kernel(const MixParams 
 
 template <int kRows>
 void launch_stack(cudaStream_t stream, const MixParams& p) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, 16)), static_cast<unsigned>(p.slices),
-                  static_cast<unsigned>(ceil_div(p.group, kFragmentRows)));
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, 16)), static_cast<unsigned>(p.slices));
   const dim3 cluster(1, static_cast<unsigned>(p.slices));
   constexpr std::size_t kShared = sizeof(StackShared<kRows>);
   allow_smem(stack_kernel<kRows>, static_cast<int>(kShared));

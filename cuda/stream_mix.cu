@@ -2,8 +2,8 @@
 //
 // mix, per group of rows: norm (pending residual, RMS, planes of the normed stack) -> down and
 // inject (half_product.cuh, partial sums a slice) -> hidden (joins the slices) -> up, gates and x.
-// Decode goes through mix_decode.cu and mix_up.cu, where the real dimensions take two kernels. Same
-// arithmetic.
+// Decode goes through mix_up.cu, and one fragment of rows at the real dimensions through
+// mix_decode.cu: two kernels. Same arithmetic.
 #include "cpp/base/errors.h"
 #include "cuda/kernels.h"
 #include "cuda/mix.cuh"
@@ -386,7 +386,7 @@ void mix(cudaStream_t stream, const MixArgs& args) {
   char* work = static_cast<char*>(args.workspace.data);
   const auto u16 = [&](std::size_t at) { return reinterpret_cast<std::uint16_t*>(work + at); };
   const bool decode = args.rows.max <= kDecodeRows;
-  const bool fused = decode && fused_decode(args.num_streams, args.dim);
+  const bool fused = args.rows.max <= kFragmentRows && fused_decode(args.num_streams, args.dim);
   const int step = group_size(args.rows.max);
 
   MixParams p{};

@@ -192,9 +192,9 @@ TEST_F(ExpertsGpu, AllRowsTheSameExpert) {
 
 TEST_F(ExpertsGpu, RepeatedIdsInADecodeStep) {
   const Bank bank(4, 4, 256, 128, 48, 48, 48, random);
-  std::vector<std::int32_t> ids;
-  for (int i = 0; i < 32 * 10; ++i) ids.push_back(static_cast<std::int32_t>(random() % 4));
-  for (std::int32_t rows : {8, 9, 32}) {
+  for (std::int32_t rows : {3, 8, 9, 32}) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(rows * 10));
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % 4);
     check_experts(bank, ids, rows, rows, 10, exl3::kLevels, "ten slots of four experts");
     check_experts(bank, ids, rows, rows, 10, exl3::kLevelsOneDigit,
                   "ten slots of four experts, one digit");

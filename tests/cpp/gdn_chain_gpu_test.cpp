@@ -55,7 +55,9 @@ TEST_F(GdnChainGpu, EarlyReadsSeeTheStepsOwnInputs) {
   conv.dt_bias = rig.put(uniform(kValueHeads, -1, 1, 7));
   for (const std::vector<Segment>& segments : {std::vector<Segment>{{0, 1, 9, 0, 0, 0}},
                                                {{0, 2, 9, 0, 0, 1}, {0, 1, 0, 1, 2, 2}},
-                                               {{0, 5, 9, 0, 0, 0}, {0, 3, 20, 1, 2, 2}}}) {
+                                               {{0, 5, 9, 0, 0, 0}, {0, 3, 20, 1, 2, 2}},
+                                               {{0, 8, 9, 0, 0, 0}, {0, 7, 0, 1, 2, 2}},
+                                               {{0, 31, 9, 0, 0, 1}, {0, 1, 20, 1, 2, 2}}}) {
     const StepParts parts{segments};
     const auto rows = static_cast<std::size_t>(parts.rows());
     SCOPED_TRACE(rows);
@@ -76,6 +78,8 @@ TEST_F(GdnChainGpu, EarlyReadsSeeTheStepsOwnInputs) {
     linear.x = conv.x = x;
     float* u = rig.put(Floats(rows * kChannels, kNan));
     linear.y[0] = u;
+    const std::size_t work = rig.device().workspace_bytes(Op::kExl3Linear, &linear);
+    linear.workspace = {rig.put(std::vector<std::byte>(work + 16)), work};
     conv.u = u;
     const Floats windows = uniform(3 * kStride, -1, 1, 8);
     conv.window = rig.put(windows);

@@ -71,8 +71,8 @@ def _one_context(
     routing = experts.replayed(setup, session, steps)
     if offload and setup.lanes > 1 and setup.profile:
         raise InputError(
-            f"lanes is {setup.lanes}: a step of several lanes that misses nothing cannot be made, "
-            "so there is no profile with experts in host memory; add --profile 0"
+            f"lanes is {setup.lanes}: with experts in host memory there is a profile of one lane "
+            "alone, whose steps can be made to miss nothing; add --profile 0"
         )
     given: dict[str, Any] = {
         "routing": None if routing is None else routing.timed,
