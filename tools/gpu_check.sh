@@ -11,13 +11,15 @@
 #   gate        flashnext gate on the first GPU; writes the kernel-contract records too
 #   pytest      Python tests marked gpu
 #   memcheck racecheck initcheck    compute-sanitizer on tests of the ops
-#   decode prefill load             flashnext bench on random weights of the real dimensions, 12 layers
+#   decode lanes prefill beside load    flashnext bench on random weights of the real dimensions, 12 layers
 #
 # FN_BUILD=DIR   use this build folder: its tests and libraries are taken as they are, and the stage `build` only
 #                compiles the Python module again where this Python cannot load the one that is there
+# FN_ARCHS=LIST  CUDA architectures to build for (default: all; 90-real is quicker on an H200)
 # FN_PYTHON=EXE  the Python to use (default: python3); it needs numpy, tokenizers, jinja2 and rich
 # FN_PACK=1       leave gpu-check.tar.gz and summary.txt alone in FOLDER
-# FN_LAYERS=N, FN_CONTEXT=N,N..   of the benches (12; 2048 for decode, 8192 for prefill)
+# FN_LAYERS=N, FN_CONTEXT=N,N..   of the benches (12; 2048 for decode, 8192 for prefill, 30000 for beside)
+# FN_LANES="N .."  decode steps of so many lanes (8 9 16 32)
 #
 # Needs no network, no git history (give FLASHNEXT_COMMIT and FLASHNEXT_DIRTY=0 for citable receipts), no
 # installed package, and nothing beside the repository. Exit code 0 only if every stage asked for ran and
@@ -25,7 +27,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(build ctest gate pytest memcheck racecheck initcheck decode prefill load)
+all=(build ctest gate pytest memcheck racecheck initcheck decode lanes prefill beside load)
 case "${1:-}" in -h | --help)
   sed -n '2,/^set -uo/{/^set -uo/d;s/^# \{0,1\}//p}' "$0"
   exit 0
@@ -127,7 +129,7 @@ run_build() {
   need cmake || return
   local pybind
   pybind=$("$python" -m pybind11 --cmakedir) || { echo "not run: $python has no pybind11"; return $not_run; }
-  cmake --preset cuda -DFN_PYTHON=ON -Dpybind11_DIR="$pybind" -DPython_EXECUTABLE="$(command -v "$python")" &&
+  cmake --preset cuda ${FN_ARCHS:+"-DCMAKE_CUDA_ARCHITECTURES=$FN_ARCHS"} -DFN_PYTHON=ON -Dpybind11_DIR="$pybind" -DPython_EXECUTABLE="$(command -v "$python")" &&
     cmake --build --preset cuda
 }
 
@@ -194,15 +196,26 @@ TESTS
   return $failed
 }
 
+# bench NAME CONTEXT CHUNK [OPTION ..]
 bench() {
   FLASHNEXT_GATES="$out/receipts" "$python" -m flashnext bench "$1" --like flash-next --layers "$layers" \
-    --device cuda:0 --context "$2" --chunk "$3" --receipt "$out/receipts" --quiet
+    --device cuda:0 --context "$2" --chunk "$3" --receipt "$out/receipts" --quiet "${@:4}"
+}
+
+# Decode steps of several lanes, each fed random ids, so that their experts differ.
+run_lanes() {
+  local n
+  for n in ${FN_LANES:-8 9 16 32}; do
+    bench decode "${FN_CONTEXT:-2048}" 2048 --lanes "$n" --random-ids || return 1
+  done
 }
 
 run_stage() {
   case "$1" in
     build | ctest | gate | pytest) "run_$1" ;;
     memcheck | racecheck | initcheck) run_sanitizer "$1" ;;
+    lanes) run_lanes ;;
+    beside) bench beside "${FN_CONTEXT:-30000}" 2048 ;;
     decode) bench decode "${FN_CONTEXT:-2048}" 2048 ;;
     prefill) bench prefill "${FN_CONTEXT:-8192}" 8192 ;;
     load) bench load 2048 2048 ;;
@@ -218,7 +231,7 @@ for stage in "${stages[@]}"; do
   start=$(date +%s.%N)
   echo "== $stage"
   case "$stage" in
-    gate | pytest | decode | prefill | load)
+    gate | pytest | decode | lanes | prefill | beside | load)
       if [ $linked = no ] && link_package >"$out/package.log" 2>&1; then linked=yes; fi
       ;;
   esac
@@ -226,7 +239,7 @@ for stage in "${stages[@]}"; do
     # Tests that skip for want of a GPU would look like tests that passed.
     echo 'not run: there is no NVIDIA GPU here' >"$out/$stage.log"
     code=$not_run
-  elif [ $linked = no ] && [[ "$stage" =~ ^(gate|pytest|decode|prefill|load)$ ]]; then
+  elif [ $linked = no ] && [[ "$stage" =~ ^(gate|pytest|decode|lanes|prefill|beside|load)$ ]]; then
     cp "$out/package.log" "$out/$stage.log"
     code=$not_run
   else
