@@ -240,19 +240,24 @@ void warm_alone(Session& session, std::span<const std::int32_t> steps,
   }
 }
 
+// As a job of the engine's thread, unless the caller is one already.
+void run_alone(Session& session, const std::function<void()>& job) {
+  if (session.thread().is_this_thread()) return job();
+  session.thread().run(EngineThread::When::kAlone, job);
+}
+
 }  // namespace
 
 RunTimes measure_run(Session& session, std::span<const std::int32_t> prompt,
                      const MeasureOptions& options) {
   RunTimes times;
-  session.thread().run(EngineThread::When::kAlone,
-                       [&] { times = measure_alone(session, prompt, options); });
+  run_alone(session, [&] { times = measure_alone(session, prompt, options); });
   return times;
 }
 
 void warm_cache(Session& session, std::span<const std::int32_t> steps,
                 const std::function<void()>& poll) {
-  session.thread().run(EngineThread::When::kAlone, [&] { warm_alone(session, steps, poll); });
+  run_alone(session, [&] { warm_alone(session, steps, poll); });
 }
 
 }  // namespace flashnext
