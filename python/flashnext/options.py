@@ -86,6 +86,8 @@ def expert_options(
     """
     if experts not in _PLACES:
         raise InputError(f"experts is {experts!r}, expected {', '.join(_PLACES)}")
+    if isinstance(policy, str):
+        checks.word("policy", policy)
     found = profile_options(folder, profile) if experts != "resident" or profile else {}
     return {
         "experts": experts,
@@ -95,7 +97,7 @@ def expert_options(
         "cpu_threads": checks.whole("cpu_threads", cpu_threads, 0, 1024),
         "policy": policy,
         "plan_every": checks.whole("plan_every", plan_every, 1, _MAX),
-        "lockstep": bool(lockstep),
+        "lockstep": checks.flag("lockstep", lockstep),
         "trace": "" if trace is None else trace_file(trace),
         **found,
     }

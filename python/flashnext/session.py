@@ -160,6 +160,7 @@ class Session:
         **unknown: Any,
     ) -> None:
         checks.unknown_options(unknown, _parameters(Session.__init__), "Session")
+        checks.callback("progress", progress)
         self.path: Path = checkpoint_folder(path)
         self._seed = checks.whole("seed", seed, 0, checks.MAX_SEED)
         text = open_text_side(self.path)
@@ -176,7 +177,7 @@ class Session:
             levels=checks.whole("levels", levels, 1, 2**31 - 1),
             seed=self._seed,
             isa=checks.word("isa", isa),
-            graphs=bool(graphs),
+            graphs=checks.flag("graphs", graphs),
             chunk=checks.whole("chunk", chunk, 0, 2**31 - 1),
             kv_bytes=options.memory_bytes("kv_gb", kv_gb),
             token_wait=checks.seconds("token_wait", token_wait),
@@ -347,6 +348,8 @@ class Session:
             InputError: the request is wrong, or the session is closed.
         """
         checks.unknown_options(unknown, _parameters(Session.submit), "submit")
+        checks.callback("on_token", on_token)
+        checks.callback("on_prefill", on_prefill)
         core = self._open_core()
         if messages is not None:
             if prompt is not None:
@@ -411,6 +414,7 @@ class Session:
             InputError: a request is wrong (nothing has run then).
         """
         checks.unknown_options(unknown, _parameters(Session.generate_batch), "generate_batch")
+        checks.callback("on_token", on_token)
         core = self._open_core()
         if not checks.is_list(prompts) or len(prompts) == 0:
             raise InputError("prompts must be a list with at least one prompt")
@@ -467,7 +471,7 @@ class Session:
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; ``special=True`` keeps special tokens such as ``<|im_end|>``."""
-        if len(ids) == 0:
+        if checks.is_list(ids) and len(ids) == 0:
             return ""
         return self.tokenizer.decode(checks.token_ids(ids, self.vocab_size), special=special)
 

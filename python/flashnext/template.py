@@ -199,10 +199,14 @@ def prompt_arguments(
             raise InputError(f"template_arguments has the name {name!r}, expected a text")
         if name == "messages":
             raise InputError("template_arguments has 'messages', which are the prompt's own")
+    for name, value in (("chat", chat), ("enable_thinking", enable_thinking)):
+        if value is not None:
+            checks.flag(name, value)
+    checks.flag("add_generation_prompt", add_generation_prompt)
     options = {
         "enable_thinking": enable_thinking,
         "tools": None if tools is None else check_tools(tools),
-        "add_generation_prompt": None if add_generation_prompt is True else add_generation_prompt,
+        "add_generation_prompt": None if add_generation_prompt else False,
     }
     for name, value in options.items():
         if value is None:
@@ -220,15 +224,16 @@ def prompt_arguments(
 
 def _not_applied(chat: bool | None, prompt: Any, has_template: bool) -> str | None:
     """Why no template is applied to a prompt; None when one is."""
+    off = chat is not None and not chat
     if checks.is_messages(prompt):
-        if chat is not None and not chat:
+        if off:
             raise InputError("chat=False is for a text prompt; messages need the chat template")
         return None
     if not isinstance(prompt, str):
         if chat:
             raise InputError("chat=True is for a text prompt; token ids are taken as they are")
         return "token ids are taken as they are"
-    if chat is not None and not chat:
+    if off:
         return "chat is False"
     return None if chat or has_template else "the checkpoint has none"
 
