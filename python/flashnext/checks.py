@@ -15,6 +15,7 @@ from flashnext.errors import InputError
 
 DEFAULT_NEW_TOKENS = 256
 MAX_SEED = 2**64 - 1
+MAX_INT = 2**31 - 1  # of the engine's counts
 
 
 @dataclass(frozen=True)

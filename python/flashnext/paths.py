@@ -30,7 +30,7 @@ def as_path(name: str, value: Any, kind: type[InputError] = InputError) -> Path:
         raise kind(f"{name} is {value!r}, expected the name of a file or folder as a text")
     text = os.fspath(value)
     if not text:
-        raise kind(f"{name} is empty, expected the name of a file or folder")
+        raise kind(f"{name} is '', expected the name of a file or folder")
     if "\0" in text:
         raise kind(f"{name} is {text!r}: no name has a NUL character")
     try:

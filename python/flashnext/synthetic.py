@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashnext import _core
+from flashnext import _core, checks
 from flashnext.paths import as_path, demo_path, told
 
 LIKE = ("flash-next", "tiny")
@@ -48,6 +48,8 @@ def write(
         OutOfMemory: The disk is too small; the message names the bytes needed and free.
     """
     path = as_path("the folder to write to", folder)
+    checks.whole("layers", layers, 0, checks.MAX_INT)
+    checks.whole("seed", seed, 0, checks.MAX_SEED)
     _core.write_synthetic(str(path), like, layers, seed=seed, progress=progress)
     with told(f"cannot write the tokenizer to {path}"):
         _write_tokenizer(path, like)

@@ -24,7 +24,7 @@ ODD: list[tuple[Any, str]] = [
     ("\ud800", "not UTF-8"),
     (os.fsdecode(b"caf\xe9"), "not UTF-8"),
     ("x" * 5000, "File name too long"),
-    ("", "is empty"),
+    ("", "is ''"),
     (7, "expected the name"),
     (None, "expected the name"),
     (b"x", "expected the name"),
