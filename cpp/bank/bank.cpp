@@ -237,4 +237,9 @@ Bank Bank::fill(const Checkpoint& checkpoint, Device& device, const BankOptions&
   return bank;
 }
 
+BankReport held_by_system(BankReport report, const Device& device) {
+  if (device.kind() == "host") report.pageable_bytes += std::exchange(report.pinned_bytes, 0);
+  return report;
+}
+
 }  // namespace flashnext

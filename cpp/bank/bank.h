@@ -34,6 +34,9 @@ struct BankReport {
   std::string note;        // why not everything is pinned, and what that means; empty: it is
 };
 
+// The same bytes by how the system holds them: what the host device pins is ordinary memory.
+BankReport held_by_system(BankReport report, const Device& device);
+
 class Bank {
  public:
   struct Layer {

@@ -8,7 +8,6 @@
 namespace flashnext {
 namespace {
 
-constexpr std::size_t kSmallTensor = 1u << 20;  // bytes; values of larger ones are not read here
 constexpr std::size_t kNamesInMessage = 4;
 
 std::string list_names(const std::vector<std::string>& names) {
@@ -104,7 +103,7 @@ void Binder::run(const Progress& progress) {
     }
   }
   check_leftovers();
-  check_values(std::move(checks_), progress);
+  check_values(checks_, progress);
 }
 
 void Binder::bind_plain(const TensorRule& rule) {
@@ -131,7 +130,7 @@ void Binder::bind_plain(const TensorRule& rule) {
                           ", but the token embedding must be BF16, in which it is used in place. "
                           "Convert that tensor to BF16");
   }
-  if (tensor->bytes <= kSmallTensor) checks_.push_back({tensor, false});
+  checks_.push_back({tensor, false});
   bound_.plain.emplace(rule.name, tensor);
   bound_.family_bytes[rule.family] += tensor->bytes;
 }

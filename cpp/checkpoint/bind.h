@@ -36,7 +36,7 @@ struct ValueCheck {
   const Tensor* tensor;
   bool marker;
 };
-void check_values(std::vector<ValueCheck> checks, const Progress& progress);
+void check_values(const std::vector<ValueCheck>& checks, const Progress& progress);
 
 // Fills table, plain, linear, ngram and family_bytes of `bound` from its shape and files.
 class Binder {

@@ -2,6 +2,7 @@
 // function is required; every bound below keeps later products far from overflow.
 #include "cpp/base/errors.h"
 #include "cpp/base/json.h"
+#include "cpp/checkpoint/config_names.h"
 #include "cpp/checkpoint/config_reader.h"
 #include "cpp/checkpoint/model_shape.h"
 
@@ -39,18 +40,15 @@ class ConfigParser {
  private:
   void check_architecture() {
     const std::string type = required_string(top_, "model_type");
-    if (type != "qwen4_exp" && type != "qwen4_exp_text") {
-      top_.wrong("model_type", "\"qwen4_exp\": this engine runs no other architecture");
+    if (!names::model_type(type)) top_.wrong("model_type", names::kModelTypeRemedy);
+    if (!names::model_type(text_.string("model_type").value_or(type))) {
+      text_.wrong("model_type", names::kModelTypeRemedy);
     }
-    const std::string inner = text_.string("model_type").value_or(type);
-    if (inner != "qwen4_exp" && inner != "qwen4_exp_text") {
-      text_.wrong("model_type", "\"qwen4_exp_text\": this engine runs no other architecture");
-    }
-    const json::Value* names = top_.find("architectures");
-    if (names == nullptr) top_.missing("architectures");
-    if (names->type != json::Type::kArray || names->items.empty() ||
-        !names->items[0].string.starts_with("Qwen4Exp")) {
-      top_.wrong("architectures", "a list that begins with \"Qwen4ExpForConditionalGeneration\"");
+    const json::Value* list = top_.find("architectures");
+    if (list == nullptr) top_.missing("architectures");
+    if (list->type != json::Type::kArray || list->items.empty() ||
+        !names::architecture(list->items[0].string)) {
+      top_.wrong("architectures", names::kArchitectureRemedy);
     }
     if (const auto quantization = top_.object("quantization_config")) {
       if (quantization->string("quant_method").value_or("exl3") != "exl3") {
@@ -103,10 +101,10 @@ class ConfigParser {
       const json::Value& type = types->items[l];
       if (type.string == "linear_attention") {
         shape_.layer_kinds.push_back(LayerKind::kDeltaNet);
-      } else if (type.string == "full_attention" || type.string == "indexed_attention") {
+      } else if (names::attention(type.string)) {
         shape_.layer_kinds.push_back(LayerKind::kAttention);
       } else {
-        text_.wrong("layer_types", "of \"linear_attention\" and \"full_attention\"; entry " +
+        text_.wrong("layer_types", std::string(names::kLayerTypesRemedy) + "; entry " +
                                        std::to_string(l) + " is " + json::to_text(type));
       }
     }
@@ -322,8 +320,7 @@ class ConfigParser {
     }
     if (const json::Value* types = mtp->find("layer_types")) {
       const bool one = types->type == json::Type::kArray && types->items.size() == 1;
-      if (!one || (types->items[0].string != "full_attention" &&
-                   types->items[0].string != "indexed_attention")) {
+      if (!one || !names::attention(types->items[0].string)) {
         mtp->wrong("layer_types", "[\"full_attention\"]: the engine's draft layer is that");
       }
     }

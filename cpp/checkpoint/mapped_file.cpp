@@ -1,3 +1,4 @@
+#include "cpp/checkpoint/lost_file.h"
 #include "cpp/checkpoint/safetensors.h"
 
 #include <cerrno>
@@ -53,16 +54,19 @@ MappedFile::MappedFile(const std::string& path, const std::string& name) : name_
                           "). Raise the limit (ulimit -v) or free memory");
   }
   data_ = static_cast<std::byte*>(mapping);
+  range_ = remember_mapping(data_, bytes_, path);
   file_ = file.release();
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : name_(std::move(other.name_)),
       file_(std::exchange(other.file_, -1)),
+      range_(std::exchange(other.range_, nullptr)),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)) {}
 
 MappedFile::~MappedFile() {
+  forget_mapping(range_);
   if (data_ != nullptr) ::munmap(data_, bytes_);
   if (file_ >= 0) ::close(file_);
 }

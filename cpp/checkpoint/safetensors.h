@@ -13,6 +13,8 @@
 
 namespace flashnext {
 
+struct MappedRange;
+
 inline constexpr std::uint64_t kMaxHeaderBytes = 100u << 20;
 
 struct HeaderEntry {
@@ -63,6 +65,7 @@ class MappedFile {
  private:
   std::string name_;
   int file_ = -1;
+  MappedRange* range_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -79,8 +79,8 @@ class MemoryPlanner {
     if (o_.cache_lines != 0 && (o_.cache_lines < least || o_.cache_lines > experts)) {
       throw InputError("cache_lines = " + std::to_string(o_.cache_lines) + ": a token uses " +
                        std::to_string(least) + " of the " + std::to_string(experts) +
-                       " experts of a layer; choose a number in between" +
-                       ", or 0 for as many as fit");
+                       " experts of a layer; choose a number in between, or leave cache_lines out "
+                       "for as many as fit");
     }
     if (o_.experts != "offload") {
       MemoryPlan resident = count(false, 0);

@@ -15,6 +15,22 @@ namespace flashnext {
 
 namespace {
 
+// Options that were given and mean nothing without a cache of experts, as a list.
+std::string idle_options(const SessionOptions& o) {
+  std::string text;
+  const auto add = [&](bool given, const char* name) {
+    if (given) text += (text.empty() ? "" : ", ") + std::string(name);
+  };
+  add(o.policy != nullptr, "policy");
+  add(o.keep_profile && !o.profile.empty(), "profile");
+  add(o.cache_lines > 0, "cache_lines");
+  add(o.host_limit > 0, "ram_gb");
+  add(o.cpu_misses != SessionOptions{}.cpu_misses, "cpu_misses");
+  add(o.cpu_threads > 0, "cpu_threads");
+  add(o.lockstep, "lockstep");
+  return text;
+}
+
 constexpr std::int32_t kProofRows = 64;  // of the prompt that proves that all fits
 // With experts in host memory a part of a prompt reads nearly all of a layer's experts over the
 // link whether it has 512 rows or 2,048: smaller parts would read prompts several times slower.
@@ -186,12 +202,11 @@ void Session::fill_cache(const Progress& progress) {
 // What became of the experts, a note a fact.
 void Session::note_cache() {
   if (!cache_) {
-    if (options_.policy || (options_.keep_profile && !options_.profile.empty())) {
-      notes_.push_back("experts are resident: policy and profile have nothing to do");
-    }
+    const std::string idle = idle_options(options_);
+    if (!idle.empty()) notes_.push_back("experts are resident: " + idle + " changed nothing");
     return;
   }
-  const BankReport& bank = bank_->report();
+  const BankReport bank = held_by_system(bank_->report(), *device_);
   std::string text = "experts in host memory: " + std::to_string(cache_->shape().lines) + " of " +
                      std::to_string(cache_->shape().experts) + " a layer have a line on the device";
   notes_.push_back(text + ", " + std::to_string(cache_->shape().line_bytes) + " bytes each");

@@ -101,6 +101,7 @@ class Session {
   const std::string& device_description() const noexcept { return device_description_; }
   const std::vector<Allocated>& memory() const noexcept { return memory_; }  // all there ever is
   Device& device() noexcept { return *device_; }
+  const Device& device() const noexcept { return *device_; }
   // The engine and all below it belong to the session's thread: reach them from its jobs, or while
   // no request runs.
   Engine& engine() noexcept { return *engine_; }

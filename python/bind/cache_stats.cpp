@@ -75,7 +75,7 @@ py::dict cache_dict(const Session& session, const CacheStats& cache) {
     d["cpu_share_trials"] = trials;
     d["cpu_share_text"] = share->text();
   }
-  const BankReport& bank = session.bank()->report();
+  const BankReport bank = held_by_system(session.bank()->report(), session.device());
   py::dict b;
   b["pinned_bytes"] = bank.pinned_bytes;
   b["pageable_bytes"] = bank.pageable_bytes;
@@ -115,8 +115,10 @@ py::dict stats_dict(const Session& session) {
   d["pages"] = stats->pages;
   d["pages_free"] = stats->pages_free;
   py::dict memory;
+  const bool on_host = session.device().kind() == "host";  // which pins nothing
   for (const Allocated& a : session.memory()) {
-    const auto key = py::str(std::string(to_string(a.space)) + ": " + a.what);
+    const Space space = on_host && a.space == Space::kPinned ? Space::kPageable : a.space;
+    const auto key = py::str(std::string(to_string(space)) + ": " + a.what);
     memory[key] = (memory.contains(key) ? memory[key].cast<std::uint64_t>() : 0) + a.bytes;
   }
   d["memory"] = memory;

@@ -6,6 +6,10 @@
 #include "cpp/exl3/exl3.h"
 #include "python/bind/bind.h"
 
+#include <filesystem>
+#include <new>
+#include <stdexcept>
+
 namespace flashnext::bind {
 
 namespace {
@@ -36,7 +40,15 @@ void bind_errors(py::module_& m) {
                             "A device failed; the session cannot go on.");
   g_logic = exception_type(m, "LogicError", pair(g_error, PyExc_RuntimeError).ptr(),
                            "A bug in flashnext: please report it.");
+  // Exceptions of the standard library enter the ladder too; those of Python pass.
   py::register_exception_translator([](std::exception_ptr p) {
+    const auto no_memory = [](const std::string& why) {
+      py::object error = py::handle(g_memory)("the host's memory is exhausted (" + why +
+                                              "): ask for less at a time, or free memory");
+      error.attr("space") = "host";
+      error.attr("bytes") = 0;
+      PyErr_SetObject(g_memory, error.ptr());
+    };
     try {
       if (p) std::rethrow_exception(p);
     } catch (const OutOfMemory& e) {
@@ -54,6 +66,19 @@ void bind_errors(py::module_& m) {
       PyErr_SetString(g_logic, e.what());
     } catch (const Error& e) {
       PyErr_SetString(g_error, e.what());
+    } catch (const py::builtin_exception&) {
+      throw;
+    } catch (const py::error_already_set&) {
+      throw;
+    } catch (const std::filesystem::filesystem_error& e) {
+      PyErr_SetString(g_input, e.what());
+    } catch (const std::bad_alloc& e) {
+      no_memory(e.what());
+    } catch (const std::length_error& e) {
+      no_memory(e.what());
+    } catch (const std::exception& e) {
+      const std::string text = std::string("unexpected: ") + e.what() + "; please report it";
+      PyErr_SetString(g_logic, text.c_str());
     }
   });
 }

@@ -10,7 +10,7 @@ Example:
 import atexit as _atexit
 
 from flashnext import _core
-from flashnext._core import build_info, devices, inspect
+from flashnext._core import build_info, devices
 from flashnext.errors import (
     CheckpointError,
     DeviceError,
@@ -22,6 +22,7 @@ from flashnext.errors import (
 )
 from flashnext.generation import Generation, Timings
 from flashnext.handle import Handle
+from flashnext.pack import inspect
 from flashnext.paths import demo_path
 from flashnext.policy import CacheShape, Counters, PlanOutput, Policy
 from flashnext.session import Session

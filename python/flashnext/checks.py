@@ -15,6 +15,7 @@ from flashnext.errors import InputError
 
 DEFAULT_NEW_TOKENS = 256
 MAX_SEED = 2**64 - 1
+MAX_INT = 2**31 - 1  # of the engine's counts
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def real(name: str, value: Any, expected: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise InputError(f"{name} is {value!r}, expected {expected}") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise InputError(f"{name} is {number}, expected {expected}")
     return number
@@ -77,7 +80,31 @@ def word(name: str, value: Any) -> str:
     """Returns ``value`` if it is a text."""
     if not isinstance(value, str):
         raise InputError(f"{name} is {value!r}, expected a text")
+    if "\0" in value or not is_utf8(value):
+        raise InputError(f"{name} is {value!r}, which is no word")
     return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """Returns ``value`` if it is True or False; a text such as "no" would count as true."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InputError(f"{name} is {value!r}, expected True or False")
+    return bool(value)
+
+
+def callback(name: str, value: Any) -> None:
+    """Raises InputError for what is neither None nor can be called."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is {value!r}, expected a function or None")
+
+
+def is_utf8(text: str) -> bool:
+    """False for a text with lone surrogates, which is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sampling(
@@ -110,6 +137,9 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop) if is_list(stop) else None
     if stops is None or not all(isinstance(s, str) for s in stops):
         raise InputError(f"stop is {stop!r}, expected a string or a list of strings")
+    for text in stops:
+        if not is_utf8(text):
+            raise InputError(f"stop has {text!r}: lone surrogates are no text")
     if "" in stops:
         raise InputError("stop has an empty string, which would end every answer at once")
     return stops
@@ -122,7 +152,7 @@ def token_ids(ids: Any, vocab: int, name: str = "token ids") -> list[int]:
         InputError: empty, not whole numbers, or out of range (the position is named).
     """
     values = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    if not is_list(values):
+    if not is_list(values):  # an array without dimensions becomes a number
         raise InputError(f"{name} is a {type(ids).__name__}, expected a list of whole numbers")
     if len(values) == 0:
         raise InputError(f"{name} is empty: the model needs at least one token to start from")
@@ -188,4 +218,6 @@ def is_batch(prompt: Any) -> bool:
 
 def is_list(value: Any) -> bool:
     """True for a sequence or array that is not text."""
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -18,26 +18,35 @@ from pathlib import Path
 
 from flashnext import _core, receipts
 from flashnext.errors import InputError
+from flashnext.paths import as_path, home
 from flashnext.receipts import Receipt
 
 
-def local_folder() -> Path:
+def local_folder() -> Path | None:
     """Where ``flashnext gate`` keeps this user's receipts.
 
     ``$FLASHNEXT_GATES``, else ``$XDG_DATA_HOME/flashnext/gates``, else
-    ``~/.local/share/flashnext/gates``.
+    ``~/.local/share/flashnext/gates``; None for a user without a home.
+
+    Raises:
+        InputError: one of the variables is no path.
     """
     if given := os.environ.get("FLASHNEXT_GATES"):
-        return Path(given).expanduser()
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "flashnext" / "gates"
+        return as_path("FLASHNEXT_GATES", given)
+    if data := os.environ.get("XDG_DATA_HOME"):
+        return as_path("XDG_DATA_HOME", data) / "flashnext" / "gates"
+    own = home()
+    return None if own is None else own / ".local" / "share" / "flashnext" / "gates"
 
 
 def folders() -> list[Path]:
-    """Where gate receipts lie: shipped ones first, then the user's."""
+    """Where gate receipts lie: shipped ones first, then the user's.
+
+    A folder that may not be read vouches for nothing, as one that is not there.
+    """
     package = Path(__file__).resolve().parent
     shipped = [package / "gates", package.parents[1] / "receipts"]  # installed; the source tree
-    return [folder for folder in (*shipped, local_folder()) if folder.is_dir()]
+    return [folder for folder in (*shipped, local_folder()) if folder and os.path.isdir(folder)]
 
 
 def gate_receipts(where: Iterable[Path] | None = None) -> list[Receipt]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from flashnext.paths import as_path, told
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 
@@ -115,8 +116,13 @@ def colours(uses: npt.NDArray[np.uint64]) -> Pixels:
 
 
 def save(uses: npt.NDArray[np.uint64], path: str | os.PathLike[str]) -> None:
-    """Writes the picture to a file."""
-    Path(path).write_bytes(png(draw(uses)))
+    """Writes the picture to a file.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    with told(f"cannot write {path}"):
+        as_path("the picture", path).write_bytes(png(draw(uses)))
 
 
 def _legend(image: Pixels, most: int, x: int, height: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flashnext import checks
 from flashnext.errors import InputError
-from flashnext.paths import demo_path, demo_profile
+from flashnext.paths import as_path, demo_path, demo_profile, is_folder
 from flashnext.policy import Policy
 
 GIB = 2**30  # cards and RAM are sold by it: 1 GB of vram_gb and ram_gb
@@ -59,10 +59,8 @@ def profile_options(folder: Path, profile: ProfilePath) -> dict[str, Any]:
         if shipped.is_file() and folder.resolve() == demo_path().resolve():
             return {"profile": str(shipped), "keep_profile": False}
         return {}
-    if not isinstance(profile, (str, os.PathLike)) or not os.fspath(profile):
-        raise InputError(f"profile is {profile!r}, expected the name of a file, None, or False")
-    path = Path(profile).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
+    path = as_path("profile", profile)
+    if is_folder(path) or not is_folder(path.parent):
         raise InputError(f"profile {path}: it must be a file in a folder that exists")
     return {"profile": str(path)}
 
@@ -88,6 +86,8 @@ def expert_options(
     """
     if experts not in _PLACES:
         raise InputError(f"experts is {experts!r}, expected {', '.join(_PLACES)}")
+    if isinstance(policy, str):
+        checks.word("policy", policy)
     found = profile_options(folder, profile) if experts != "resident" or profile else {}
     return {
         "experts": experts,
@@ -97,7 +97,7 @@ def expert_options(
         "cpu_threads": checks.whole("cpu_threads", cpu_threads, 0, 1024),
         "policy": policy,
         "plan_every": checks.whole("plan_every", plan_every, 1, _MAX),
-        "lockstep": bool(lockstep),
+        "lockstep": checks.flag("lockstep", lockstep),
         "trace": "" if trace is None else trace_file(trace),
         **found,
     }
@@ -105,6 +105,4 @@ def expert_options(
 
 def trace_file(path: Any) -> str:
     """The name of a file that may be written."""
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InputError(f"trace is {path!r}, expected the name of a file")
-    return str(Path(path).expanduser())
+    return str(as_path("trace", path))

@@ -95,8 +95,9 @@ def _commit() -> tuple[str, bool]:
     if commit := os.environ.get("FLASHNEXT_COMMIT"):
         return commit, os.environ.get("FLASHNEXT_DIRTY", "1") not in ("0", "false")
     package = Path(flashnext.__file__).resolve().parent
-    for root in (package.parent.parent, Path.cwd()):
-        if not (root / ".git").exists() or not (root / "python" / "flashnext").is_dir():
+    # os.path: a folder that is gone or may not be read holds no tree.
+    for root in (package.parent.parent, Path(".")):
+        if not os.path.exists(root / ".git") or not os.path.isdir(root / "python" / "flashnext"):
             continue
         commit = _git(root, "rev-parse", "HEAD")
         # New receipts do not make a tree dirty.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.errors import InputError
+from flashnext.paths import as_path, is_folder, told
 
 SCHEMA = 1
 
@@ -162,20 +163,37 @@ def write(receipt: Receipt, folder: str | os.PathLike[str]) -> Path:
 
 
 def save(receipt: Receipt, folder: str | os.PathLike[str]) -> Path:
-    """Writes a finished receipt as a new file of ``folder``."""
-    path = Path(folder) / f"{receipt['id']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x", encoding="utf-8") as file:
+    """Writes a finished receipt as a new file of ``folder``.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
+    path = writable_folder(folder) / f"{receipt['id']}.json"
+    with told(f"cannot write the receipt {path}"), path.open("x", encoding="utf-8") as file:
         json.dump(receipt, file, indent=1, sort_keys=True, allow_nan=False)
         file.write("\n")
+    return path
+
+
+def writable_folder(folder: str | os.PathLike[str]) -> Path:
+    """A folder that receipts can be written to, made if need be; worth a look before a long run.
+
+    Raises:
+        InputError: it cannot be.
+    """
+    path = as_path("the folder of receipts", folder)
+    with told(f"cannot write receipts to {path}"):
+        path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write receipts to {path}: it may not be written to")
     return path
 
 
 def read(path: str | os.PathLike[str]) -> Receipt:
     """Reads a receipt without judging it, except that it must be a JSON object."""
     try:
-        receipt = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        receipt = json.loads(as_path("the receipt", path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as a receipt ({error})") from error
     if not isinstance(receipt, dict):
         raise InputError(f"{path}: a receipt is a JSON object")
@@ -188,9 +206,11 @@ def find(folder: str | os.PathLike[str]) -> list[Path]:
     Raises:
         InputError: there is no such folder.
     """
-    if not Path(folder).is_dir():
-        raise InputError(f"{folder}: no such folder; name one that holds receipts")
-    return sorted(Path(folder).glob("*.json"))
+    path = as_path("the folder of receipts", folder)
+    if not is_folder(path):
+        raise InputError(f"{path}: no such folder; name one that holds receipts")
+    with told(f"cannot read the folder {path}"):
+        return sorted(path / name for name in os.listdir(path) if name.endswith(".json"))
 
 
 def problems(receipt: Receipt, file_name: str | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from flashnext.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flashnext.template import Message
+    from flashnext.messages import Message
 
 OnToken = Callable[[int | None, str], object]
 OnRequestToken = Callable[[int, int | None, str], object]

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from flashnext import _core, checks, evidence, options
-from flashnext.errors import CheckpointError, InputError
+from flashnext.errors import InputError
 from flashnext.generation import Generation
 from flashnext.handle import Handle
 from flashnext.marks import TurnMarks
+from flashnext.messages import Message, check_messages
+from flashnext.pack import open_text_side
 from flashnext.paths import checkpoint_folder
 from flashnext.policy import Policy
 from flashnext.requests import (
@@ -32,8 +34,7 @@ from flashnext.requests import (
     run_batch,
 )
 from flashnext.stream import Stream
-from flashnext.template import ChatTemplate, Message, check_messages
-from flashnext.tokenizer import Tokenizer, stop_ids
+from flashnext.template import prompt_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -159,11 +160,14 @@ class Session:
         **unknown: Any,
     ) -> None:
         checks.unknown_options(unknown, _parameters(Session.__init__), "Session")
+        checks.callback("progress", progress)
         self.path: Path = checkpoint_folder(path)
         self._seed = checks.whole("seed", seed, 0, checks.MAX_SEED)
-        self.tokenizer = Tokenizer(self.path)
-        self.stop_ids: list[int] = stop_ids(self.path, self.tokenizer)
-        self._template = ChatTemplate.from_folder(self.path, self.tokenizer.config)
+        text = open_text_side(self.path)
+        self.tokenizer = text.tokenizer
+        self.stop_ids: list[int] = text.stop_ids
+        self._template = text.template
+        self._text_notes = text.notes
         core = _core.Session(
             str(self.path),
             device=checks.word("device", device),
@@ -173,7 +177,7 @@ class Session:
             levels=checks.whole("levels", levels, 1, 2**31 - 1),
             seed=self._seed,
             isa=checks.word("isa", isa),
-            graphs=bool(graphs),
+            graphs=checks.flag("graphs", graphs),
             chunk=checks.whole("chunk", chunk, 0, 2**31 - 1),
             kv_bytes=options.memory_bytes("kv_gb", kv_gb),
             token_wait=checks.seconds("token_wait", token_wait),
@@ -204,13 +208,7 @@ class Session:
         self.window: int = core.window
         self.lanes: int = core.lanes
         self.device: str = core.device
-        self._notes: list[str] = list(core.notes)
-        if self.tokenizer.size > self.vocab_size:
-            core.close()
-            raise CheckpointError(
-                f"{self.path}: the tokenizer has ids up to {self.tokenizer.size - 1} and the model "
-                f"only {self.vocab_size} rows; tokenizer.json belongs to another model"
-            )
+        self._notes: list[str] = [*self._text_notes, *core.notes]
 
     # ---- generating -----------------------------------------------------------------------------
 
@@ -350,21 +348,21 @@ class Session:
             InputError: the request is wrong, or the session is closed.
         """
         checks.unknown_options(unknown, _parameters(Session.submit), "submit")
+        checks.callback("on_token", on_token)
+        checks.callback("on_prefill", on_prefill)
         core = self._open_core()
-        arguments = dict(template_arguments or {})
-        if enable_thinking is not None:
-            arguments["enable_thinking"] = enable_thinking
         if messages is not None:
             if prompt is not None:
                 raise InputError("prompt and messages are both given; give one of them")
             prompt = check_messages(messages)
         if checks.is_batch(prompt):
             raise InputError("prompt is a list of prompts; use generate_batch for several at once")
-        ids = self._prompt_ids(
-            prompt,
-            chat,
-            {"add_generation_prompt": add_generation_prompt, "tools": tools, **arguments},
-        )
+        given = {
+            "add_generation_prompt": add_generation_prompt,
+            "enable_thinking": enable_thinking,
+            "tools": tools,
+        }
+        ids = self._prompt_ids(prompt, chat, template_arguments, **given)
         sampling = checks.sampling(
             temperature, top_p, top_k, min_p, self._seed if seed is None else seed, stop
         )
@@ -416,11 +414,11 @@ class Session:
             InputError: a request is wrong (nothing has run then).
         """
         checks.unknown_options(unknown, _parameters(Session.generate_batch), "generate_batch")
+        checks.callback("on_token", on_token)
         core = self._open_core()
         if not checks.is_list(prompts) or len(prompts) == 0:
             raise InputError("prompts must be a list with at least one prompt")
-        arguments = dict(template_arguments or {})
-        ids = [self._prompt_ids(prompt, chat, arguments) for prompt in prompts]
+        ids = [self._prompt_ids(prompt, chat, template_arguments) for prompt in prompts]
         sampling = checks.sampling(
             temperature, top_p, top_k, min_p, self._seed if seed is None else seed, stop
         )
@@ -473,7 +471,7 @@ class Session:
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; ``special=True`` keeps special tokens such as ``<|im_end|>``."""
-        if len(ids) == 0:
+        if checks.is_list(ids) and len(ids) == 0:
             return ""
         return self.tokenizer.decode(checks.token_ids(ids, self.vocab_size), special=special)
 
@@ -508,8 +506,13 @@ class Session:
     def notes(self) -> list[str]:
         """See the class. After close, those of before."""
         if self._core is not None:
-            self._notes = list(self._core.notes)
+            self._notes = [*self._text_notes, *self._core.notes]
         return list(self._notes)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the checkpoint has a chat template; without one, messages are refused."""
+        return self._template is not None
 
     def stats(self) -> dict[str, Any]:
         """Counters since the session was opened, as of a few milliseconds ago; waits for no step.
@@ -639,10 +642,21 @@ class Session:
         return checked
 
     def _prompt_ids(
-        self, prompt: Prompt | None, chat: bool | None, arguments: Mapping[str, Any]
+        self,
+        prompt: Prompt | None,
+        chat: bool | None,
+        template_arguments: Mapping[str, Any] | None,
+        **options: Any,
     ) -> list[int]:
         if prompt is None:
             raise InputError("there is no prompt: give a text, token ids or messages")
+        arguments = prompt_arguments(
+            chat=chat,
+            prompt=prompt,
+            has_template=self._template is not None,
+            arguments=template_arguments,
+            **options,
+        )
         if isinstance(prompt, str):
             if not prompt:
                 raise InputError("the prompt is empty: the model needs something to start from")

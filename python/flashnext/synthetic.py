@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashnext import _core
-from flashnext.paths import demo_path
+from flashnext import _core, checks
+from flashnext.paths import as_path, demo_path, told
 
 LIKE = ("flash-next", "tiny")
 
@@ -47,19 +47,26 @@ def write(
         InputError: The folder holds something, or an argument is out of range.
         OutOfMemory: The disk is too small; the message names the bytes needed and free.
     """
-    path = Path(folder)
+    path = as_path("the folder to write to", folder)
+    checks.whole("layers", layers, 0, checks.MAX_INT)
+    checks.whole("seed", seed, 0, checks.MAX_SEED)
     _core.write_synthetic(str(path), like, layers, seed=seed, progress=progress)
+    with told(f"cannot write the tokenizer to {path}"):
+        _write_tokenizer(path, like)
+    return path
+
+
+def _write_tokenizer(path: Path, like: str) -> None:
     demo = demo_path()
     if like == "tiny":
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             shutil.copyfile(demo / name, path / name)
-        return path
+        return
     tokenizer, config = _real_size(demo)
     _write_json(path / "tokenizer.json", tokenizer)
     _write_json(path / "tokenizer_config.json", config)
     stops = [_FIRST_SPECIAL + _SPECIAL.index("<|im_end|>"), _FIRST_SPECIAL]
     _write_json(path / "generation_config.json", {"eos_token_id": stops})
-    return path
 
 
 def disk_bytes(like: str = "flash-next", layers: int = 0) -> int:

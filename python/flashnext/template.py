@@ -14,10 +14,11 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from flashnext import checks
 from flashnext.errors import CheckpointError, InputError
-from flashnext.tokenizer import special_text
-
-Message = Mapping[str, Any]
+from flashnext.messages import Message, check_messages
+from flashnext.paths import is_file
+from flashnext.tokenizer import read_text, special_text
 
 
 class _GenerationBlock(Extension):
@@ -81,6 +82,10 @@ class ChatTemplate:
                 raise CheckpointError(
                     f"chat template {name!r}, line {error.lineno}: {error.message}"
                 ) from error
+            except Exception as error:  # nested too deeply, or a limit of the compiler
+                raise CheckpointError(
+                    f"chat template {name!r} cannot be compiled: {_words(error)}"
+                ) from error
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
@@ -88,11 +93,8 @@ class ChatTemplate:
         sources: dict[str, str] = {}
         own = config.get("chat_template")
         path = folder / "chat_template.jinja"
-        if path.is_file():
-            try:
-                sources["default"] = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise CheckpointError(f"{path}: not readable: {error}") from error
+        if is_file(path, CheckpointError):
+            sources["default"] = read_text(path)
         elif isinstance(own, str):
             sources["default"] = own
         elif isinstance(own, list):
@@ -126,9 +128,10 @@ class ChatTemplate:
         """Renders ``messages``; further arguments go to the template as they are.
 
         Raises:
-            InputError: the messages are malformed, or the template refuses them.
+            InputError: the messages are malformed, or the template refuses them or fails.
         """
         checked = check_messages(messages)
+        tools = None if tools is None else check_tools(tools)
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             name = next(iter(self._templates))
@@ -137,60 +140,116 @@ class ChatTemplate:
                 {
                     **self._special,
                     "messages": checked,
-                    "tools": list(tools) if tools else None,
+                    "tools": tools or None,
                     "add_generation_prompt": add_generation_prompt,
                     **arguments,
                 }
             )
         except _Refused as error:
             raise InputError(f"the chat template refuses these messages: {error}") from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"the chat template cannot render these messages: {error}") from error
+        except Exception as error:  # a template is a program: it can fail in any way
+            raise InputError(
+                f"the chat template cannot render these messages: {_words(error)}"
+            ) from error
 
 
-def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Returns the messages as plain dicts.
+def _words(error: Exception) -> str:
+    """An error of a template for people."""
+    kind = type(error).__name__
+    if isinstance(error, RecursionError):
+        return "it calls itself, or the messages are nested, too deeply"
+    if isinstance(error, MemoryError):
+        return "it makes a text that does not fit into memory"
+    return f"{error} ({kind})" if str(error) else kind
+
+
+def prompt_arguments(
+    *,
+    chat: bool | None,
+    prompt: Any,
+    has_template: bool,
+    add_generation_prompt: Any = True,
+    enable_thinking: Any = None,
+    tools: Any = None,
+    arguments: Any = None,
+) -> dict[str, Any]:
+    """The arguments that go to the template with a prompt.
+
+    Args:
+        chat: the option of that name.
+        prompt: a text, messages or token ids; only the kind matters.
+        has_template: whether the checkpoint has a chat template.
+        add_generation_prompt: the option of that name.
+        enable_thinking: the option of that name.
+        tools: the option of that name.
+        arguments: further ones by name.
 
     Raises:
-        InputError: names the message and what is wrong with it.
+        InputError: an option is of the wrong type, stands twice, or would change nothing since no
+            template is applied to this prompt.
     """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+    if arguments is not None and not isinstance(arguments, Mapping):
         raise InputError(
-            f"messages is a {type(messages).__name__}, expected a list of "
-            "{'role': ..., 'content': ...}"
+            f"template_arguments is a {type(arguments).__name__}, expected a dict of names and "
+            "values"
         )
-    if not messages:
-        raise InputError("messages is empty: give at least one {'role': 'user', 'content': ...}")
-    checked = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InputError(
-                f"message {i} is a {type(message).__name__}, expected "
-                "{'role': ..., 'content': ...}"
-            )
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise InputError(
-                f"message {i} has role {role!r}, expected 'system', 'user', 'assistant' or 'tool'"
-            )
-        content = message.get("content")
-        if content is None and "tool_calls" not in message:
-            raise InputError(f"message {i} ({role}) has no content")
-        if isinstance(content, list):
-            _check_parts(i, content)
-        elif content is not None and not isinstance(content, str):
-            raise InputError(
-                f"message {i} ({role}) has content of type {type(content).__name__}, expected a "
-                "text"
-            )
-        checked.append(dict(message))
-    return checked
+    found = dict(arguments or {})
+    for name in found:
+        if not isinstance(name, str):
+            raise InputError(f"template_arguments has the name {name!r}, expected a text")
+        if name == "messages":
+            raise InputError("template_arguments has 'messages', which are the prompt's own")
+    for name, value in (("chat", chat), ("enable_thinking", enable_thinking)):
+        if value is not None:
+            checks.flag(name, value)
+    checks.flag("add_generation_prompt", add_generation_prompt)
+    options = {
+        "enable_thinking": enable_thinking,
+        "tools": None if tools is None else check_tools(tools),
+        "add_generation_prompt": None if add_generation_prompt else False,
+    }
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in found:
+            raise InputError(f"{name} is given twice: as an option and in template_arguments")
+        found[name] = value
+    why = _not_applied(chat, prompt, has_template)
+    if why is not None and found:
+        raise InputError(
+            f"{', '.join(found)}: there for the chat template, which is not applied: {why}"
+        )
+    return found
 
 
-def _check_parts(index: int, parts: list[Any]) -> None:
-    for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text":
+def _not_applied(chat: bool | None, prompt: Any, has_template: bool) -> str | None:
+    """Why no template is applied to a prompt; None when one is."""
+    off = chat is not None and not chat
+    if checks.is_messages(prompt):
+        if off:
+            raise InputError("chat=False is for a text prompt; messages need the chat template")
+        return None
+    if not isinstance(prompt, str):
+        if chat:
+            raise InputError("chat=True is for a text prompt; token ids are taken as they are")
+        return "token ids are taken as they are"
+    if off:
+        return "chat is False"
+    return None if chat or has_template else "the checkpoint has none"
+
+
+def check_tools(tools: Any) -> list[Any]:
+    """Returns descriptions of tools as a list.
+
+    Raises:
+        InputError: names the tool that is no description.
+    """
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise InputError(f"tools is a {type(tools).__name__}, expected a list of descriptions")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
             raise InputError(
-                f"message {index} has a part of type {kind!r}: this engine reads text only"
+                f"tool {i} is a {type(tool).__name__}, expected a description such as "
+                "{'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
             )
+    return list(tools)

@@ -10,6 +10,10 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from flashnext.errors import CheckpointError, InputError
+from flashnext.paths import is_file, told
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_IDS = 1 << 24  # rows that a model's head may have
 
 
 def read_json(path: Path) -> Any:
@@ -19,9 +23,40 @@ def read_json(path: Path) -> Any:
         CheckpointError: the file is not readable or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
+
+
+def read_text(path: Path) -> str:
+    """Reads a text file of a checkpoint.
+
+    Raises:
+        CheckpointError: the file is not readable, not UTF-8, or stands for one that was not
+            downloaded.
+    """
+    with told(f"{path}: not readable", CheckpointError):
+        content = path.read_bytes()
+    if content.startswith(_POINTER):
+        raise CheckpointError(
+            f"{path}: only a Git LFS pointer; download the file itself (git lfs pull)"
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not UTF-8: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file of a checkpoint that must hold an object.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a JSON object")
+    return content
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -43,12 +78,12 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not is_file(path, CheckpointError):
             raise CheckpointError(
                 f"{path} is missing: the tokenizer is part of a checkpoint; copy it there"
             )
-        raw = read_json(path)
-        decoder = (raw.get("decoder") or {}).get("type") if isinstance(raw, dict) else None
+        given = read_object(path).get("decoder")
+        decoder = given.get("type") if isinstance(given, dict) else None
         if decoder != "ByteLevel":
             raise CheckpointError(
                 f"{path}: decoder is {decoder!r}, and only byte-level tokenizers ('ByteLevel') "
@@ -56,19 +91,24 @@ class Tokenizer:
             )
         try:
             self._tokenizer = _Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library's panics are no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             raise CheckpointError(f"{path}: not a valid tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         config = folder / "tokenizer_config.json"
-        loaded = read_json(config) if config.is_file() else {}
-        if not isinstance(loaded, dict):
-            raise CheckpointError(f"{config}: not a JSON object")
-        self.config: dict[str, Any] = loaded
+        self.config: dict[str, Any] = (
+            read_object(config) if is_file(config, CheckpointError) else {}
+        )
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise CheckpointError(f"{path}: the vocabulary is empty")
         self.size: int = max(vocabulary.values()) + 1
+        if self.size > _MOST_IDS:
+            raise CheckpointError(
+                f"{path}: has the id {self.size - 1}, more than a model of {_MOST_IDS} rows has"
+            )
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {i for i, token in added.items() if token.special}
         alphabet = _byte_of_char()
@@ -119,17 +159,16 @@ def stop_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
     generation = folder / "generation_config.json"
     found: Any = None
     source = generation
-    if generation.is_file():
-        content = read_json(generation)
-        found = content.get("eos_token_id") if isinstance(content, dict) else None
+    if is_file(generation, CheckpointError):
+        found = read_object(generation).get("eos_token_id")
     if found is None and isinstance(token := special_text(tokenizer.config.get("eos_token")), str):
         found = tokenizer.id_of(token)
         source = folder / "tokenizer_config.json"
     if found is None:
         source = folder / "config.json"
-        content = read_json(source)
-        text = content.get("text_config", content) if isinstance(content, dict) else {}
-        found = text.get("eos_token_id")
+        content = read_object(source)
+        inner = content.get("text_config")
+        found = (inner if isinstance(inner, dict) else content).get("eos_token_id")
     ids: Sequence[Any] = [] if found is None else found if isinstance(found, list) else [found]
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < tokenizer.size:

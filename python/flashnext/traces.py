@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from flashnext import _core, checks
 from flashnext.errors import InputError
+from flashnext.paths import as_path, exists
 from flashnext.policy import Policy
 
 Counts = npt.NDArray[np.int64]
@@ -84,7 +84,7 @@ class Trace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._take(_core.Trace(str(path)))
+        self._take(_core.Trace(str(as_path("trace", path))))
 
     def _take(self, core: _core.Trace) -> None:
         self._core = core
@@ -155,7 +155,7 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace to a file."""
-        self._core.save(str(path))
+        self._core.save(str(as_path("trace", path)))
 
     def uses(self) -> npt.NDArray[np.uint64]:
         """(layers, experts): in how many steps, prompts' included, an expert was used."""
@@ -234,9 +234,10 @@ class Trace:
         Raises:
             InputError: there is none, or it is damaged or of another checkpoint.
         """
-        if not Path(path).exists():
+        file = as_path("profile", path)
+        if not exists(file):
             raise InputError(f"profile {path}: there is no such file")
-        uses, note = _core.load_profile(str(path), self.fingerprint, self.layers, self.experts)
+        uses, note = _core.load_profile(str(file), self.fingerprint, self.layers, self.experts)
         if uses is None:
             raise InputError(note)
         return uses

@@ -199,6 +199,24 @@ TEST(Bad, NonFiniteValues) {
   EXPECT_EQ(poisoned(kNgram + ".shard_0.trellis", 0, nan16), "");
 }
 
+// However large the tensor, and wherever in it.
+TEST(Bad, NonFiniteValuesOfALargeTensor) {
+  CheckpointWriter writer;
+  writer.config.text["vocab_size"] = "13000";
+  const std::int64_t rows = 13000, elements = rows * 128;
+  const std::string name = "model.language_model.embed_tokens.weight";
+  writer.add(name, "BF16", {rows, 128});
+  writer.add_linear("lm_head", rows, 128, 48);
+  ASSERT_GT(elements * 2, 3 << 20);
+  EXPECT_EQ(refusal(writer), "");
+  for (const std::int64_t at :
+       {std::int64_t{0}, std::int64_t{1} << 19, (std::int64_t{1} << 20) + 7, elements - 1}) {
+    CheckpointWriter bad = writer;
+    bad.tensors.at(name).bytes.replace(static_cast<std::size_t>(2 * at), 2, "\xC0\x7F");
+    expect_parts(refusal(bad), {name + ": element " + std::to_string(at) + " is NaN", "finite"});
+  }
+}
+
 TEST(Bad, Unquantised) {
   expect_parts(after([](Tensors& t) {
                  for (const char* m : {".trellis", ".suh", ".svh", ".mul1"}) t.erase(kExpert + m);

@@ -247,6 +247,55 @@ TEST(Config, OtherModelsAreRefusedByName) {
   expect_parts(refusal_of(config.nested()), {"tie_word_embeddings = true", "lm_head"});
 }
 
+TEST(Config, OneArchitectureUnderItsLaterNames) {
+  const ModelShape usual = parse_config(Config::tiny().nested(), "config.json");
+  for (const char* attention : {"qwen_sparse_attention", "deepseek_sparse_attention"}) {
+    for (const char* ending : {"ForConditionalGeneration", "ForCausalLM"}) {
+      Config config = Config::tiny();
+      config.top["model_type"] = R"("qwen3_8_flash_next")";
+      config.top["architectures"] = R"(["Qwen3_8_FlashNext)" + std::string(ending) + R"("])";
+      config.text["model_type"] = R"("qwen3_8_flash_next_text")";
+      config.text["layer_types"] = R"(["linear_attention", ")" + std::string(attention) + R"("])";
+      config.text["mtp"] = R"({"layer_types": [")" + std::string(attention) + R"("]})";
+      const ModelShape s = parse_config(config.nested(), "config.json");
+      EXPECT_EQ(s.layer_kinds, usual.layer_kinds);
+      EXPECT_EQ(s.hidden, usual.hidden);
+    }
+  }
+}
+
+// A known name excuses nothing else.
+TEST(Config, LaterNamesDoNotOpenOtherDoors) {
+  Config config = Config::tiny();
+  config.top["model_type"] = R"("qwen3_8_flash_next")";
+  config.top["architectures"] = R"(["Qwen3_8_FlashNextForConditionalGeneration"])";
+  config.text["model_type"] = R"("qwen3_8_flash_next_text")";
+  ASSERT_EQ(refusal_of(config.nested()), "");
+  Config scaled = config;
+  scaled.text["rope_parameters"] =
+      R"({"rope_type": "yarn", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "factor": 4.0})";
+  expect_parts(refusal_of(scaled.nested()), {"rope_parameters.rope_type = \"yarn\"", "scaled"});
+  scaled = config;
+  scaled.text["rope_scaling"] = R"({"type": "yarn", "factor": 4.0})";
+  expect_parts(refusal_of(scaled.nested()), {"rope_scaling", "scaled rotary positions"});
+  for (const char* type : {"sliding_attention", "chunked_attention", "sparse_attention", ""}) {
+    Config other = config;
+    other.text["layer_types"] = R"(["linear_attention", ")" + std::string(type) + R"("])";
+    expect_parts(refusal_of(other.nested()), {"layer_types", "entry 1", "qwen_sparse_attention"});
+  }
+  for (const char* type : {"deepseek_v32", "qwen3_next", "qwen3_8_flash", "qwen3_8_flash_next2"}) {
+    Config other = config;
+    other.top["model_type"] = '"' + std::string(type) + '"';
+    expect_parts(refusal_of(other.nested()), {"model_type", type, "qwen3_8_flash_next"});
+    other = config;
+    other.text["model_type"] = '"' + std::string(type) + '"';
+    expect_parts(refusal_of(other.nested()), {"model_type", type, "qwen3_8_flash_next"});
+  }
+  Config other = config;
+  other.top["architectures"] = R"(["Qwen3NextForCausalLM"])";
+  expect_parts(refusal_of(other.nested()), {"architectures", "Qwen3_8_FlashNext"});
+}
+
 TEST(Config, DuplicateKeysAreRefused) {
   const std::string json = Config::tiny().nested();
   const std::string twice = "{\"model_type\": \"qwen4_exp\", " + json.substr(1);

@@ -57,6 +57,15 @@ BAD_REQUESTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"prompt": "a", "temprature": 1}, ["temprature", "did you mean temperature"]),
     ({"prompt": "a", "zzz": 1}, ["zzz", "known:", "max_new_tokens"]),
     ({"prompt": "\ud800"}, ["surrogate"]),
+    ({"prompt": "a", "stop": ["b", "\ud800"]}, ["stop", "surrogates"]),
+    ({"prompt": "a", "on_token": 5}, ["on_token", "5", "function"]),
+    ({"prompt": "a", "on_prefill": "x"}, ["on_prefill", "'x'", "function"]),
+    ({"prompt": np.array(5)}, ["list of whole numbers"]),
+    ({"prompt": b"abc"}, ["bytes"]),
+    ({"prompt": "a", "temperature": 10**400}, ["temperature", "inf"]),
+    ({"prompt": "a", "chat": "no"}, ["chat", "'no'", "True or False"]),
+    ({"prompt": "a", "enable_thinking": "no"}, ["enable_thinking", "'no'"]),
+    ({"prompt": "a", "add_generation_prompt": 0}, ["add_generation_prompt", "True or False"]),
 ]
 
 
@@ -89,6 +98,13 @@ def test_bad_batches(session: flashnext.Session) -> None:
         session.generate_batch(["a"], max_new_token=3)
 
 
+@pytest.mark.parametrize("ids", [None, 5, iter([1]), {1, 2}, np.array(5)])
+@pytest.mark.parametrize("method", ["logits", "score", "detokenize"])
+def test_what_is_no_list_of_ids(session: flashnext.Session, method: str, ids: Any) -> None:
+    with pytest.raises(flashnext.InputError, match="expected a list of whole numbers"):
+        getattr(session, method)(ids)
+
+
 @pytest.mark.parametrize("method", ["logits", "score"])
 def test_bad_sequences(session: flashnext.Session, method: str) -> None:
     for ids, word in [([], "empty"), ([1536], "1536"), ([1] * 4097, "4097 tokens"), ("a", "str")]:
@@ -117,6 +133,11 @@ BAD_SESSIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"seed": -1}, ["seed", "-1"]),
     ({"prefix_snapshots": -1}, ["prefix_snapshots", "-1"]),
     ({"widow": 5}, ["widow", "did you mean window"]),
+    ({"device": "ho\0st"}, ["device", "no word"]),
+    ({"isa": "\ud800"}, ["isa", "no word"]),
+    ({"policy": "\ud800"}, ["policy", "no word"]),
+    ({"graphs": "no"}, ["graphs", "'no'", "True or False"]),
+    ({"progress": 5}, ["progress", "5", "function"]),
 ]
 
 

@@ -43,7 +43,7 @@ def test_decode_counts_its_misses() -> None:
     assert effective["experts"] == "host memory" and effective["lines"] == 8
     assert effective["policy"] == "recency" and effective["link_bytes_per_second"] is None
     bank = effective["bank"]
-    assert bank["pinned_bytes"] == LAYERS * 32 * LINE
+    assert bank["pageable_bytes"] == LAYERS * 32 * LINE and bank["pinned_bytes"] == 0
     memory = receipt["counters"]["stats"]["memory"]
     assert effective["device_bytes"] == sum(n for k, n in memory.items() if k.startswith("device"))
     assert "8 of 32 a layer have lines" in "\n".join(describe(receipt))

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +108,18 @@ def test_other_threads_run_while_the_engine_does(session: flashnext.Session) -> 
     thread.join()
     # With the lock held for the whole call there would be a tick or two.
     assert ticks > min(20, seconds * 100)
+
+
+def test_these_tests_run_in_the_background_of_a_script() -> None:
+    # A shell starts what it puts into the background with SIGINT ignored.
+    test = f"{__file__}::test_ctrl_c"
+    command = f"trap '' INT; exec {sys.executable} -m pytest -q -p no:cacheprovider '{test}'"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} -k 'generate or stream'"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout

@@ -61,7 +61,7 @@ def test_a_finished_receipt_is_valid_and_is_found_again(tmp_path: Path) -> None:
 
 def test_a_receipt_is_written_once(tmp_path: Path) -> None:
     receipts.write(draft(), tmp_path)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(InputError, match="File exists"):
         receipts.write(draft(), tmp_path)
 
 

@@ -75,6 +75,10 @@ class Setup:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} = {getattr(self, name)}: must be at least {least}")
+        checks.whole("layers", self.layers, 0, checks.MAX_INT)
+        checks.whole("seed", self.seed, 0, checks.MAX_SEED)
+        for name in ("tokens", "lanes", "repeats", "chunk", "profile"):
+            checks.whole(name, getattr(self, name), 0, checks.MAX_INT)
         if self.memory_budget < 0 or self.pool_bytes < 1 << 20:
             raise InputError("memory_budget must not be negative, pool_bytes at least 1 MiB")
         self._check_experts()

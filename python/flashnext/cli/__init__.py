@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,6 +20,7 @@ from flashnext.cli import (
     receipts,
     replay,
     resources,
+    streams,
     synth,
 )
 from flashnext.errors import CheckpointError, Error, InputError
@@ -79,8 +79,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    parser = build_parser()
-    options = parser.parse_args(argv)
+    with streams.standard_streams():
+        try:
+            try:
+                return _run(build_parser().parse_args(argv))
+            finally:
+                sys.stdout.flush()
+        except streams.OutputLost as lost:
+            streams.give_up()
+            if not lost.reader_left:
+                print(f"flashnext: {lost}", file=sys.stderr)
+            return FAILED
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         result = options.run(options)
         return OK if result is None else int(result)
@@ -93,12 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(options, "input", error, USAGE)
     except MemoryError as error:  # OutOfMemory is one
         return _fail(options, "memory", error, NO_MEMORY)
-    except BrokenPipeError:
-        # The reader of our output left: keep the interpreter from flushing into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except Error as error:
         return _fail(options, "engine", error, FAILED)
+    except OSError as error:  # of a file that nothing else has looked at
+        return _fail(options, "input", error, USAGE)
 
 
 def _fail(options: argparse.Namespace, kind: str, error: BaseException, code: int) -> int:

@@ -13,6 +13,7 @@ from flashnext.bench import beside
 from flashnext.bench.runs import skipped
 from flashnext.cli import common, offload
 from flashnext.errors import Error, InputError
+from flashnext.paths import checkpoint_folder
 from flashnext.receipts import Receipt
 
 _Number = TypeVar("_Number", int, float)
@@ -163,7 +164,7 @@ def run(options: argparse.Namespace) -> None:
     setup = bench.Setup(
         like=options.like,
         layers=options.layers,
-        model=options.model,
+        model=None if options.model is None else str(checkpoint_folder(options.model)),
         device=options.device,
         context=_numbers("--context", options.context, int),
         tokens=options.tokens,
@@ -194,6 +195,8 @@ def run(options: argparse.Namespace) -> None:
         random_ids=options.random_ids,
         command=("flashnext", *sys.argv[1:]),
     )
+    if options.receipt is not None:
+        receipts.writable_folder(options.receipt)  # before the runs have taken their time
     bar = common.new_bar(options)
     try:
         for receipt in bench.run(options.bench, setup, bar.update):

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from flashnext.cli import common, offload
-from flashnext.cli.generate import timing_line
+from flashnext.cli.generate import tell_cut, timing_line
 from flashnext.errors import InputError
 from flashnext.session import Session
 
@@ -42,6 +42,11 @@ def run(options: argparse.Namespace) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history of input())
     with common.open_session(options, **offload.arguments(options)) as session:
+        if not session.has_template:
+            raise InputError(
+                f"{session.path} has no chat template, so there is no conversation; flashnext "
+                "generate continues a text, or add chat_template.jinja to the folder"
+            )
         Conversation(session, options).loop()
 
 
@@ -123,5 +128,7 @@ class Conversation:
         result = stream.result
         self._messages.append({"role": "assistant", "content": result.text})
         self._last = timing_line(result)
+        if not self._options.quiet:
+            tell_cut(result, self._session)
         if self._options.stats:
             print(self._last, file=sys.stderr)

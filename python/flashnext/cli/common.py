@@ -26,7 +26,14 @@ from flashnext.session import Session
 
 # Stages whose progress is in bytes.
 _BYTE_STAGES = frozenset({"embedding", "experts", "lines", "weights", "write"})
-_TOLD = ("device", "experts", "policy", "profile")  # notes that begin so are told at once
+_TOLD = (
+    "device",
+    "experts",
+    "no chat template",
+    "no stop id",
+    "policy",
+    "profile",
+)  # notes that begin so are told at once
 _LONG_PREFILL = 512  # tokens; shorter prompts are read before a bar could be
 
 

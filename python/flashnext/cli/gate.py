@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flashnext import contracts, evidence, gate, receipts
+from flashnext.errors import InputError
+from flashnext.paths import as_path, told
 from flashnext.receipts import Receipt
 
 _DESCRIPTION = """\
@@ -56,17 +58,23 @@ def run(options: argparse.Namespace) -> int:
     if not options.no_run or options.contracts is None:
         receipt = _run(options)
     if options.contracts is not None:
-        write_contracts(Path(options.contracts), options.receipts, receipt)
+        write_contracts(as_path("--contracts", options.contracts), options.receipts, receipt)
     return 0 if receipt is None or receipt["check"]["pass"] else 1
 
 
 def _run(options: argparse.Namespace) -> Receipt:
+    folder = evidence.local_folder() if options.receipts is None else Path(options.receipts)
+    if folder is None:
+        raise InputError(
+            "you have no home folder to keep the receipt in; name one with --receipts DIR, or in "
+            "FLASHNEXT_GATES, where sessions look for it too"
+        )
+    folder = receipts.writable_folder(folder)  # before the gates have taken their time
     device = gate.default_device() if options.device is None else options.device
     show = None if options.json else lambda done: print(line(done), flush=True)
     if not options.json:
         print(f"gate on {device}", flush=True)
     receipt = gate.run(device, on_gate=show, command=("flashnext", *sys.argv[1:]))
-    folder = evidence.local_folder() if options.receipts is None else Path(options.receipts)
     path = receipts.save(receipt, folder)
     if options.json:
         print(json.dumps(receipt, sort_keys=True))
@@ -103,11 +111,12 @@ def verdict(receipt: Receipt) -> list[str]:
 
 def write_contracts(path: Path, folder: str | None, own: Receipt | None) -> None:
     """Writes the records; only receipts that passed speak, and the one just made."""
-    where = evidence.folders() if folder is None else [Path(folder)]
+    where = evidence.folders() if folder is None else [as_path("--receipts", folder)]
     found = [r for r in evidence.gate_receipts(where) if r["check"]["pass"]]
     if own is not None:
         found.append(own)
     table = contracts.records(found)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(table, indent=1) + "\n" if path.suffix == ".json" else ""
-    path.write_text(text or contracts.markdown(table), encoding="utf-8")
+    with told(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text or contracts.markdown(table), encoding="utf-8")

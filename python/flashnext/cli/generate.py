@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> None:
     prompt = _prompt(options)
     if options.raw and options.system is not None:
         raise InputError("--system needs the chat template, and --raw leaves it out; drop one")
+    if options.raw and options.think is not None:
+        raise InputError("--think needs the chat template, and --raw leaves it out; drop one")
     arguments = common.sampling_arguments(options)
     if options.raw:
         arguments["chat"] = False
@@ -71,6 +73,8 @@ def run(options: argparse.Namespace) -> None:
                 result = _stream(session, bar, arguments)
         finally:
             bar.close()
+        if not (options.json or options.quiet):
+            tell_cut(result, session)
         if options.stats:
             print(timing_line(result), file=sys.stderr)
             offload.print_stats(session.stats())
@@ -106,6 +110,20 @@ def _prompt(options: argparse.Namespace) -> str:
 
 def _as_json(session: Session, result: Generation) -> dict[str, Any]:
     return {**result.as_dict(), "model": str(session.path), "device": session.device}
+
+
+def tell_cut(result: Generation, session: Session) -> None:
+    """Says on stderr that an answer was cut, which its text alone does not show."""
+    if result.finish_reason != "length":
+        return
+    count = len(result.tokens)
+    full = result.prompt_tokens + count >= session.window
+    why = (
+        f"the window of {session.window} tokens is full; --window gives more"
+        if full
+        else "--max-new-tokens gives more"
+    )
+    print(f"note: the answer was cut after {count} tokens; {why}", file=sys.stderr)
 
 
 def timing_line(result: Generation) -> str:

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flashnext import _core
+from flashnext import pack
 from flashnext.checks import whole
 from flashnext.cli.common import size_text
 from flashnext.errors import InputError
-from flashnext.paths import checkpoint_folder, demo_path
+from flashnext.paths import demo_path
 
 _BAD_CHECKPOINT = 3
 
@@ -36,9 +36,9 @@ def add(commands: Any) -> None:
         "inspect",
         help="show what is in a checkpoint, what it needs and what is wrong with it",
         description=(
-            "Reads the headers and the configuration of a checkpoint (not the weights) and shows "
-            "its shape, its tensors by family and bits, the bytes by place, and every problem. "
-            "Exit code 3 if there is a problem."
+            "Reads the configuration, the headers, the 16-bit weights and the tokenizer of a "
+            "checkpoint (not the EXL3 weights) and shows its shape, its tensors by family and "
+            "bits, the bytes by place, and every problem. Exit code 3 if there is a problem."
         ),
     )
     parser.add_argument(
@@ -56,8 +56,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    path = demo_path() if options.path is None else checkpoint_folder(options.path)
-    report = _core.inspect(str(path))
+    report = pack.inspect(demo_path() if options.path is None else options.path)
     report["plan"] = memory_plan(report, options.window, options.lanes)
     if options.json:
         print(json.dumps(report))

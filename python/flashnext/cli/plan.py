@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flashnext import _core
 from flashnext.cards import ASSUMED_MEMORY, CARDS, GIB, Bound, Card, Rates, bounds, card_named
-from flashnext.checks import real, whole
+from flashnext.checks import MAX_INT, real, whole
 from flashnext.cli.common import new_bar, size_text
 from flashnext.errors import InputError
 from flashnext.options import memory_bytes
@@ -169,13 +169,13 @@ def _plan(options: argparse.Namespace, card: Card) -> dict[str, Any]:
             vram=int((card.memory_gib - reserve) * GIB),
             ram=max(ram - _SYSTEM, 0),
             reserve=max(_SYSTEM, ram // 20),
-            window=0 if options.window is None else whole("window", options.window, 1),
-            lanes=whole("lanes", options.lanes, 1),
+            window=0 if options.window is None else whole("window", options.window, 1, MAX_INT),
+            lanes=whole("lanes", options.lanes, 1, MAX_INT),
             kv_bytes=memory_bytes("kv", options.kv),
-            chunk=whole("chunk", options.chunk, 0),
-            snapshots=whole("snapshots", options.snapshots, 0),
+            chunk=whole("chunk", options.chunk, 0, MAX_INT),
+            snapshots=whole("snapshots", options.snapshots, 0, MAX_INT),
             experts=options.experts,
-            cache_lines=whole("lines", options.lines, 0),
+            cache_lines=whole("lines", options.lines, 0, MAX_INT),
             progress=bar.update,
         )
     finally:

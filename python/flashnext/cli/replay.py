@@ -115,10 +115,7 @@ def run_heatmap(options: argparse.Namespace) -> None:
 
 def draw(trace: Trace, out: str) -> None:
     """Writes the picture."""
-    try:
-        heatmap.save(trace.uses(), out)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}") from None
+    heatmap.save(trace.uses(), out)
 
 
 def load_policy(name: str) -> str | Policy:
@@ -133,7 +130,7 @@ def load_policy(name: str) -> str | Policy:
         return name
     try:
         made = getattr(_module(where), attribute)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"policy {name}: {type(error).__name__}: {error}") from error
     if not (hasattr(made, "initial") and hasattr(made, "plan")):
         raise InputError(f"policy {name} is no flashnext.Policy: it lacks initial or plan")
