@@ -25,6 +25,18 @@ inline std::unique_ptr<Session> open_demo(const SessionOptions& options = demo_o
   return Session::open(demo_path(), options);
 }
 
+// The engine of a session that answers no requests any more, for a test that drives it itself.
+inline Engine& engine_of(Session& session) {
+  session.thread().stop();
+  return session.engine();
+}
+
+// The same for a session that goes on afterwards.
+template <class Job>
+void with_engine(Session& session, Job&& job) {
+  session.thread().run(EngineThread::When::kAlone, [&] { job(session.engine()); });
+}
+
 // Ids that look like a text to the engine: every expert and both kinds of context occur; a
 // separator now and then.
 inline std::vector<std::int32_t> sample_ids(std::size_t n, std::uint32_t seed,

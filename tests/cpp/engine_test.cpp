@@ -46,8 +46,8 @@ TEST(Mtp, SlotsDoNotDependOnChunks) {
 
 TEST(Steps, RefuseBadRowsAndStayUsable) {
   const auto session = open_demo();
-  Engine& engine = session->engine();
   const auto cold = session->logits(sample_ids(10, 1));
+  Engine& engine = engine_of(*session);
   ASSERT_TRUE(engine.reserve(0, 10));
   const std::vector<std::int32_t> bad = {5, 1536};
   const LaneRows rows{0, bad, LaneRows::Logits::kAll, {}};

@@ -58,7 +58,7 @@ TEST(KvPool, HasTheBytesThatWereAskedFor) {
 
 TEST(KvPool, GivesAllPagesOrNone) {
   const auto session = open_demo(small_pool(3, 6));
-  Engine& engine = session->engine();
+  Engine& engine = engine_of(*session);
   const StatePool& pool = engine.state();
   ASSERT_TRUE(engine.reserve(0, 3 * kPageTokens));
   EXPECT_EQ(pool.free_pages(), 3);
@@ -92,8 +92,8 @@ TEST(KvPool, AnswersOfLanesThatOutgrowItAreThoseOfEachAlone) {
     o.snapshots = snapshots;
     const auto session = open_demo(o);
     const std::vector<Completion> together = session->generate(requests, {});
-    session->thread().run(EngineThread::When::kAlone,
-                          [&] { EXPECT_GT(session->scheduler().counters().preempted, 0u); });
+    with_engine(*session,
+                [&](Engine&) { EXPECT_GT(session->scheduler().counters().preempted, 0u); });
     const auto one = open_demo();
     for (std::size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(together[i].tokens, one->generate({&requests[i], 1}, {})[0].tokens) << i;

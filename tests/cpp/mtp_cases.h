@@ -25,9 +25,9 @@ inline std::int32_t next_of(const std::vector<std::int32_t>& ids, std::size_t n)
 // budget, then mtp_step; with and without knowing the next token.
 inline void check_mtp_rewinds(const SessionOptions& base) {
   const auto session = open_demo(with_mtp(base));
-  Engine& engine = session->engine();
   const auto truth = sample_ids(110, 3);
   const std::vector<float> cold = session->mtp_logits(truth);
+  Engine& engine = engine_of(*session);
   for (const bool knows_next : {true, false}) {
     engine.reset(0);
     std::vector<float> slots;
@@ -53,9 +53,9 @@ inline void check_mtp_lanes(const SessionOptions& base) {
   SessionOptions o = with_mtp(base);
   o.lanes = 2;
   const auto session = open_demo(o);
-  Engine& engine = session->engine();
   const std::vector<std::int32_t> truth[2] = {sample_ids(90, 3), sample_ids(90, 4)};
   const std::vector<float> cold[2] = {session->mtp_logits(truth[0]), session->mtp_logits(truth[1])};
+  Engine& engine = engine_of(*session);
   engine.reset(0);
   std::vector<float> slots[2];
   const auto mtp_step = [&](std::int32_t lane, std::size_t end) {
@@ -91,7 +91,7 @@ inline void check_mtp_order(const SessionOptions& base) {
   SessionOptions o = with_mtp(base);
   o.lanes = 3;
   const auto session = open_demo(o);
-  Engine& engine = session->engine();
+  Engine& engine = engine_of(*session);
   const auto refused = [&](std::int32_t lane, const char* why) {
     try {
       engine.mtp_step(lane, 7);

@@ -176,7 +176,7 @@ inline void check_stall_mtp(const SessionOptions& base) {
     o.cpu_deadline_seconds = 0.05;
     o.chunk = 3;
     const auto session = open_demo(o);
-    Engine& engine = session->engine();
+    Engine& engine = engine_of(*session);
     std::vector<float> got;
     for (std::size_t at = 3; at <= ids.size(); at += 3) {
       ASSERT_TRUE(engine.reserve(0, 3));

@@ -61,7 +61,7 @@ inline void check_lanes(const SessionOptions& base) {
     ids.push_back(sample_ids(90, l + 1));
     alone.push_back(session->logits(ids.back()));
   }
-  Engine& engine = session->engine();
+  Engine& engine = engine_of(*session);
   for (std::int32_t l = 0; l < 4; ++l) engine.reset(l);
   // Ragged pieces, so that every mix of segment lengths and buckets occurs.
   const std::size_t pieces[4] = {1, 3, 2, 17};
@@ -111,27 +111,30 @@ inline void check_prefixes(const SessionOptions& base) {
       EXPECT_GT(a[0].reused_tokens, 100);
     }
     // The logits after the reused prefix, not the tokens alone.
-    ASSERT_TRUE(warm->engine().length(0) == 0);
-    const Snapshot* kept = warm->scheduler().prefixes().find(prompt);
-    ASSERT_NE(kept, nullptr);
-    const auto start = kept->ids.size();
-    ASSERT_TRUE(warm->engine().restore(0, *kept));
-    ASSERT_TRUE(warm->engine().reserve(0, static_cast<std::int32_t>(prompt.size() - start)));
-    const LaneRows rows{0, std::span(prompt).subspan(start), LaneRows::Logits::kAll, {}};
+    std::size_t start = 0;
     std::vector<float> got;
-    for (const StepOutput& out : warm->engine().step({&rows, 1}, true)) {
-      got.insert(got.end(), out.logits, out.logits + 1536);
-    }
+    with_engine(*warm, [&](Engine& engine) {
+      ASSERT_EQ(engine.length(0), 0);
+      const Snapshot* kept = warm->scheduler().prefixes().find(prompt);
+      ASSERT_NE(kept, nullptr);
+      start = kept->ids.size();
+      ASSERT_TRUE(engine.restore(0, *kept));
+      ASSERT_TRUE(engine.reserve(0, static_cast<std::int32_t>(prompt.size() - start)));
+      const LaneRows rows{0, std::span(prompt).subspan(start), LaneRows::Logits::kAll, {}};
+      for (const StepOutput& out : engine.step({&rows, 1}, true)) {
+        got.insert(got.end(), out.logits, out.logits + 1536);
+      }
+      engine.reset(0);
+    });
     const std::vector<float> all = cold->logits(prompt);
     expect_same(got, {all.begin() + static_cast<std::ptrdiff_t>(start * 1536), all.end()},
                 "turn " + std::to_string(turn));
-    warm->engine().reset(0);
     // The next turn continues the conversation.
     prompt.insert(prompt.end(), a[0].tokens.begin(), a[0].tokens.end());
     const auto more = sample_ids(11, 50 + static_cast<std::uint32_t>(turn));
     prompt.insert(prompt.end(), more.begin(), more.end());
   }
-  warm->engine().state().check_integrity();
+  engine_of(*warm).state().check_integrity();
 }
 
 inline void check_sampling(const SessionOptions& base) {

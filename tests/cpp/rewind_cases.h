@@ -33,9 +33,9 @@ inline std::vector<float> rows_of(const std::vector<float>& all, std::size_t fro
 // separator and budget edges; then the true continuation must give the bits of a cold run.
 inline void check_rewinds(const SessionOptions& base) {
   const auto session = open_demo(base);
-  Engine& engine = session->engine();
   const auto truth = sample_ids(140, 3);
   const std::vector<float> cold = session->logits(truth);
+  Engine& engine = engine_of(*session);
   for (const std::size_t start : {1u, 2u, 3u, 17u, 61u, 62u, 63u, 64u, 124u, 125u, 126u, 127u}) {
     engine.reset(0);
     run(engine, 0, std::span(truth).first(start));
@@ -66,13 +66,13 @@ inline void check_rewind_of_one_lane(const SessionOptions& base) {
   SessionOptions o = base;
   o.lanes = 3;
   const auto session = open_demo(o);
-  Engine& engine = session->engine();
   std::vector<std::vector<std::int32_t>> truth;
   std::vector<std::vector<float>> cold;
   for (std::uint32_t l = 0; l < 3; ++l) {
     truth.push_back(sample_ids(60, 10 + l));
     cold.push_back(session->logits(truth.back()));
   }
+  Engine& engine = engine_of(*session);
   for (std::int32_t l = 0; l < 3; ++l) {
     engine.reset(l);
     run(engine, l, std::span(truth[static_cast<std::size_t>(l)]).first(21));
@@ -102,9 +102,9 @@ inline void check_snapshots(const SessionOptions& base) {
   SessionOptions o = base;
   o.lanes = 2;
   const auto session = open_demo(o);
-  Engine& engine = session->engine();
   const auto truth = sample_ids(200, 4);
   const std::vector<float> cold = session->logits(truth);
+  Engine& engine = engine_of(*session);
   for (const std::size_t at : {1u, 5u, 63u, 64u, 65u, 70u, 128u, 131u, 150u}) {
     engine.reset(0);
     run(engine, 0, std::span(truth).first(at));

@@ -44,7 +44,11 @@ inline void check_row_counts(SessionOptions options, const LaneTexts& texts,
   options.lanes = kDecodeRows;
   options.window = 512;
   const auto session = open_demo(options);
-  Engine& engine = session->engine();
+  for (const std::int32_t n : kRowCounts) {
+    expect_same(session->logits(texts.whole, n), texts.whole_alone,
+                what + ", " + std::to_string(n) + " rows of one sequence");
+  }
+  Engine& engine = engine_of(*session);
   for (const std::int32_t n : kRowCounts) {
     const std::string step = what + ", " + std::to_string(n) + " rows";
     for (std::size_t at = 0; at < kRowTokens; ++at) {
@@ -62,7 +66,6 @@ inline void check_row_counts(SessionOptions options, const LaneTexts& texts,
       }
     }
     for (std::int32_t l = 0; l < n; ++l) engine.reset(l);
-    expect_same(session->logits(texts.whole, n), texts.whole_alone, step + " of one sequence");
   }
   if (session->cache() != nullptr) session->check_cache();
 }
@@ -90,7 +93,7 @@ inline void check_stalled_rows(const SessionOptions& base, const LaneTexts& text
   o.cpu_threads = 1;
   o.cpu_deadline_seconds = 0.05;
   const auto session = open_demo(o);
-  Engine& engine = session->engine();
+  Engine& engine = engine_of(*session);
   for (std::size_t at = 0; at < kRowTokens; ++at) {
     if (at == kRowTokens / 2) session->cache()->cpu()->stall(true);
     std::vector<LaneRows> rows;
@@ -116,7 +119,7 @@ inline void check_rewinds_of_many_rows(SessionOptions options, const LaneTexts& 
   options.lanes = 4;
   options.window = 512;
   const auto session = open_demo(options);
-  Engine& engine = session->engine();
+  Engine& engine = engine_of(*session);
   const auto wrong = sample_ids(kDecodeRows, 99);
   const auto drafted = [&](std::size_t start, std::size_t keep, std::size_t window) {
     std::vector<std::int32_t> rows(texts.whole.begin() + static_cast<std::ptrdiff_t>(start),
