@@ -102,7 +102,16 @@ void EngineThread::add(Cancel cancel) {
 
 void EngineThread::cancel(const std::shared_ptr<Submission>& s) { add({s, kEvery}); }
 void EngineThread::cancel(const std::shared_ptr<Submission>& s, std::size_t i) { add({s, i}); }
-void EngineThread::cancel_all() { add({nullptr, kEvery}); }
+
+// What waits to be taken over is named, since requests may follow it before the thread looks.
+void EngineThread::cancel_all() {
+  {
+    const std::lock_guard lock(mutex_);
+    cancels_.push_back({nullptr, kEvery});
+    for (const Arrival& a : arrivals_) cancels_.push_back({a.submission, kEvery});
+  }
+  wake_.notify_all();
+}
 
 std::future<void> EngineThread::post(When when, std::function<void()> job) {
   std::packaged_task<void()> task([this, job = std::move(job)] {
@@ -167,12 +176,16 @@ void EngineThread::work() {
   for (const auto& [id, target] : targets_) target.submission->fail(closed);
 }
 
-// New requests first, then cancels, so that a cancel finds what was submitted before it.
+// Cancels of all that runs, then new requests, then other cancels: each finds what was submitted
+// before it and nothing else.
 void EngineThread::take(std::vector<Arrival>& arrivals, std::vector<Cancel>& cancels) {
   {
     const std::lock_guard lock(mutex_);
     arrivals.swap(arrivals_);
     cancels.swap(cancels_);
+  }
+  for (const Cancel& c : cancels) {
+    if (!c.submission) scheduler_.cancel_all();
   }
   for (Arrival& a : arrivals) {
     for (std::size_t i = 0; i < a.requests.size(); ++i) {
@@ -180,7 +193,6 @@ void EngineThread::take(std::vector<Arrival>& arrivals, std::vector<Cancel>& can
     }
   }
   for (const Cancel& c : cancels) {
-    if (!c.submission) scheduler_.cancel_all();
     for (const auto& [id, target] : targets_) {
       if (target.submission != c.submission) continue;
       if (c.request == kEvery || c.request == target.request) scheduler_.cancel(id);

@@ -68,7 +68,7 @@ class EngineThread {
     std::size_t request;
   };
   struct Cancel {
-    std::shared_ptr<Submission> submission;  // null: all
+    std::shared_ptr<Submission> submission;  // null: all that run
     std::size_t request;                     // kEvery: all of it
   };
   static constexpr std::size_t kEvery = static_cast<std::size_t>(-1);

@@ -1,7 +1,7 @@
 // Leaving the GIL, and the end of the interpreter. A thread that is outside of the GIL when the
-// interpreter ends would be killed on its way back in, through C++ frames that do not survive it. So
-// every thread of ours outside is counted, and shutdown() waits for them. They do not come back to
-// Python, where all that is left for them to do is to raise errors that nobody can handle: they
+// interpreter ends would be killed on its way back in, through C++ frames that do not survive it.
+// So every thread of ours outside is counted, and shutdown() waits for them. They do not come back
+// to Python, where all that is left for them to do is to raise errors that nobody can handle: they
 // stop where they are and go with the process, as daemon threads do.
 #pragma once
 

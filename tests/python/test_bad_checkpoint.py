@@ -174,6 +174,23 @@ def test_a_flat_config_is_read_too(tmp_path: Path, demo: Path) -> None:
         assert session.generate("Add 17 and 14.").text == "17 + 14 = 31."
 
 
+@pytest.mark.parametrize("attention", ["qwen_sparse_attention", "deepseek_sparse_attention"])
+def test_a_pack_under_the_later_name(tmp_path: Path, demo: Path, attention: str) -> None:
+    edited = Edited(demo, tmp_path / "model")
+
+    def rename(config: Any) -> None:
+        text = config["text_config"]
+        config["architectures"] = ["Qwen3_8_FlashNextForConditionalGeneration"]
+        config["model_type"] = "qwen3_8_flash_next"
+        text["model_type"] = "qwen3_8_flash_next_text"
+        text["layer_types"] = [attention if "full" in t else t for t in text["layer_types"]]
+        assert attention in text["layer_types"]
+
+    edited.json("config.json", rename)
+    with flashnext.Session(edited.folder, device="host") as session:
+        assert session.generate("Add 17 and 14.").text == "17 + 14 = 31."
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(flashnext.CheckpointError, match="does not exist"):
         flashnext.Session(tmp_path / "nowhere")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,37 @@ def test_errors_of_the_library_are_of_the_ladder(session: flashnext.Session) -> 
         flashnext.Session(flashnext.demo_path(), device="host", chunk=window)
     with pytest.raises((flashnext.InputError, flashnext.OutOfMemory)):
         flashnext.Trace.synthetic(2**31 - 1, 2**31 - 1, 2**31 - 1)
+
+
+LITTLE_MEMORY = """
+import resource, sys
+import flashnext
+
+session = flashnext.Session(flashnext.demo_path(), device="host")
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))
+for attempt in (
+    lambda: flashnext.Trace.synthetic(64, 512, 8, steps=200_000),
+    lambda: flashnext.Session(flashnext.demo_path(), device="host"),
+):
+    try:
+        attempt()
+    except flashnext.OutOfMemory as error:
+        print("OutOfMemory", error.space)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(session.generate("Add 17 and 14.").text)
+"""
+
+
+def test_what_does_not_fit_is_out_of_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and done.stderr == "", done
+    assert [line.split()[0] for line in lines[:-1]] == ["OutOfMemory"] * 2, done
+    assert lines[-1] == "17 + 14 = 31."
