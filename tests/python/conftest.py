@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,3 +46,11 @@ def open_session(demo: Path) -> Iterator[Callable[..., flashnext.Session]]:
     yield make
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def hard_timeout() -> Iterator[None]:
+    """Ends the whole run when a test hangs where no exception reaches it, such as with the GIL."""
+    faulthandler.dump_traceback_later(150, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
