@@ -135,10 +135,8 @@ class Handle:
 
     async def _wait_for_update(self) -> None:
         # The engine's thread writes to a descriptor that the loop watches: no thread of Python's
-        # stands between, and the engine never waits for the interpreter.
-        self._pump(0.0)
-        if self._pieces or self._over():
-            return
+        # stands between, and the engine never waits for the interpreter. It is readable at once
+        # when there is something to take already.
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         descriptor = self._submission.fileno()

@@ -54,7 +54,8 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
 def test_stats_answer_beside_an_open_stream(open_session: Open) -> None:
     session = endless(open_session())
     with session.generate(STORY, stream=True, max_new_tokens=3000) as stream:
-        next(stream)
+        for _ in range(30):
+            next(stream)
         assert session.stats()["requests"] == 1
         assert in_thread(session.stats)()["decoding"] == 1
     seen: list[dict[str, Any]] = []
