@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
-from flashnext import _core
-from flashnext.errors import RequestFailed
+from flashnext import _core, checks
+from flashnext.errors import InputError, RequestFailed
 from flashnext.generation import Generation
 from flashnext.requests import END, PREFILL, TOKEN, Answer, OnPrefill, OnToken
 
@@ -40,11 +40,14 @@ class Handle:
         self._answer = answer
         self._on_token = on_token
         self._on_prefill = on_prefill
-        self._lock = threading.RLock()  # of what follows; callbacks may use the handle
+        # Whoever has the lock takes updates and tells the callbacks, which may use the handle. It
+        # is held while waiting for the engine: others wait for it as long as for the engine.
+        self._lock = threading.RLock()
+        self._telling = False  # a callback
         self._pieces: deque[str] = deque()
         self._generation: Generation | None = None
         self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     # ---- waiting --------------------------------------------------------------------------------
 
@@ -59,12 +62,12 @@ class Handle:
             flashnext.Error: as :meth:`result`.
         """
         while True:
-            with self._lock:
-                if self._pieces:
-                    return self._pieces.popleft()
-                if self._over():
-                    self._raise_failure()
-                    raise StopIteration
+            over = self._over()  # before the look for a piece: afterwards there come no more
+            if (piece := self._piece()) is not None:
+                return piece
+            if over:
+                self._raise_failure()
+                raise StopIteration
             self._pump(-1.0)
 
     def result(self, timeout: float | None = None) -> Generation:
@@ -77,12 +80,15 @@ class Handle:
             TimeoutError: the answer is not there yet; it goes on.
             RequestFailed: this request failed; the session and other requests go on.
             DeviceError: the device failed.
+            InputError: from a callback of this very request, or from a policy.
             BaseException: what a callback raised.
         """
+        if timeout is not None:
+            timeout = checks.real("timeout", timeout, "seconds, or None to wait for the end")
         until = None if timeout is None else time.monotonic() + timeout
         while not self._over():
             left = -1.0 if until is None else max(until - time.monotonic(), 0.0)
-            self._pump(left)
+            self._pump(min(left, threading.TIMEOUT_MAX))
             if until is not None and not self._over() and time.monotonic() >= until:
                 raise TimeoutError(f"the answer is not there after {timeout} seconds")
         return self._outcome()
@@ -106,10 +112,8 @@ class Handle:
         """Pieces of text. Leaving the loop early cancels the request."""
         try:
             while True:
-                with self._lock:
-                    piece = self._pieces.popleft() if self._pieces else None
-                    over = self._over()
-                if piece is not None:
+                over = self._over()
+                if (piece := self._piece()) is not None:
                     yield piece
                 elif over:
                     self._raise_failure()
@@ -131,31 +135,31 @@ class Handle:
 
     async def _wait_for_update(self) -> None:
         # The engine's thread writes to a descriptor that the loop watches: no thread of Python's
-        # stands between, and the engine never waits for the interpreter.
-        self._pump(0.0)
-        with self._lock:
-            if self._pieces or self._over():
-                return
+        # stands between, and the engine never waits for the interpreter. It is readable at once
+        # when there is something to take already.
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.append(waiter)
         descriptor = self._submission.fileno()
-        if len(self._waiters) == 1:
-            loop.add_reader(descriptor, self._wake)
+        waiters = self._waiters.setdefault(loop, [])
+        waiters.append(waiter)
+        if len(waiters) == 1:
+            loop.add_reader(descriptor, _wake, waiters)
         try:
             await waiter
         finally:
-            self._waiters.remove(waiter)
-            if not self._waiters:
+            waiters.remove(waiter)
+            if not waiters:
                 loop.remove_reader(descriptor)
+                del self._waiters[loop]
         self._pump(0.0)
 
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _piece(self) -> str | None:
+        try:
+            return self._pieces.popleft()
+        except IndexError:
+            return None
 
     def _over(self) -> bool:
         return self._generation is not None or self._error is not None
@@ -174,10 +178,22 @@ class Handle:
 
     def _pump(self, seconds: float) -> None:
         """Takes what the engine has for this request; waits up to so long (negative: for ever)."""
-        with self._lock:
+        until = time.monotonic() + seconds
+        if not self._lock.acquire(blocking=seconds != 0, timeout=seconds or -1):
+            return  # another thread takes it
+        try:
             if self._over():
                 return
-            for _, kind, value, total in self._submission.updates(seconds):
+            if self._telling:
+                if seconds:
+                    raise InputError("a callback cannot wait for the answer that it is told of")
+                return
+            left = max(until - time.monotonic(), 0.0) if seconds > 0 else seconds
+            updates = self._submission.updates(left)
+            if not updates and self._submission.ended:
+                # Ctrl-C may have come between the taking of the end and the telling of it.
+                updates = self._submission.updates(0.0) or [(0, END, 0, 0)]
+            for _, kind, value, total in updates:
                 if kind == PREFILL:
                     if self._on_prefill is not None:
                         self._call(self._on_prefill, value, total)
@@ -185,6 +201,8 @@ class Handle:
                     self._add(value, self._answer.token(value))
                 elif kind == END:
                     self._end()
+        finally:
+            self._lock.release()
 
     def _add(self, token: int | None, piece: str) -> None:
         if piece:
@@ -194,6 +212,7 @@ class Handle:
             self.cancel()
 
     def _call(self, callback: Any, *arguments: Any) -> Any:
+        self._telling = True
         try:
             return callback(*arguments)
         except BaseException as error:
@@ -201,12 +220,22 @@ class Handle:
             self._answer.ended = "cancelled"
             self.cancel()
             raise
+        finally:
+            self._telling = False
 
     def _end(self) -> None:
         tail = self._answer.finish()
         if tail and self._answer.ended is None:
             self._add(None, tail)
+        elif tail:
+            self._pieces.append(tail)
         try:
             self._generation = self._answer.generation(self._submission.completion(0))
         except BaseException as error:
             self._error = error
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

@@ -5,6 +5,7 @@ Long because every option of what people call most is documented here.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import warnings
@@ -427,8 +428,9 @@ class Session:
 
     def cancel(self) -> None:
         """Ends all requests of this session with finish reason ``cancelled``, from any thread."""
-        if self._core is not None:
-            self._core.cancel()
+        core = self._core
+        if core is not None:
+            core.cancel()
 
     # ---- looking inside -------------------------------------------------------------------------
 
@@ -505,8 +507,10 @@ class Session:
     @property
     def notes(self) -> list[str]:
         """See the class. After close, those of before."""
-        if self._core is not None:
-            self._notes = [*self._text_notes, *self._core.notes]
+        core = self._core
+        if core is not None:
+            with contextlib.suppress(InputError):  # another thread closes the session
+                self._notes = [*self._text_notes, *core.notes]
         return list(self._notes)
 
     @property
@@ -571,10 +575,11 @@ class Session:
 
         Warns (RuntimeWarning) when the profile or the rest of a recording cannot be written.
         """
-        if self._core is None:
+        core = self._core
+        if core is None:
             return
         self._notes = self.notes
-        problem = self._core.close()
+        problem = core.close()  # refused within a policy: then the session stays open
         self._core = None
         if problem:
             self._notes.append(problem)
@@ -594,9 +599,10 @@ class Session:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _open_core(self) -> _core.Session:
-        if self._core is None:
+        core = self._core
+        if core is None:
             raise InputError("the session is closed; open a new one")
-        return self._core
+        return core
 
     def _request(
         self, ids: list[int], max_new_tokens: int | None, sampling: checks.Sampling

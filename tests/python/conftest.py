@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,3 +52,11 @@ def open_session(demo: Path) -> Iterator[Callable[..., flashnext.Session]]:
     yield make
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def hard_timeout() -> Iterator[None]:
+    """Ends the whole run when a test hangs where no exception reaches it, such as with the GIL."""
+    faulthandler.dump_traceback_later(150, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()

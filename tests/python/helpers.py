@@ -28,12 +28,13 @@ def load_golden(name: str) -> Any:
 
 
 def checkpoint(letter: str) -> Path:
-    """Folder of small checkpoint A (the shipped demo) or B (beside the repo)."""
+    """Folder of small checkpoint A (the shipped demo), B, or C with tools (beside the repo)."""
     if letter == "A":
         return flashnext.demo_path()
-    path = SHARED / "models" / "tiny-2.05bpw-h4-ng4"
+    name = {"B": "tiny-2.05bpw-h4-ng4", "C": "tiny-tools-3.05bpw-h5-ng5"}[letter]
+    path = SHARED / "models" / name
     if not path.exists():
-        pytest.skip("checkpoint B is not in ../shared/models")
+        pytest.skip(f"checkpoint {letter} is not in ../shared/models")
     return path
 
 
@@ -55,3 +56,20 @@ def run_cli(
         timeout=timeout,
         check=False,
     )
+
+
+def run_python(script: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a script in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def endless(session: flashnext.Session) -> flashnext.Session:
+    """The session, without ids that end an answer: only limits and cancels do."""
+    session.stop_ids = []
+    return session

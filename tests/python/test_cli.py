@@ -42,10 +42,12 @@ def test_generate_json(session: flashnext.Session) -> None:
     assert answer["model"].endswith("tiny-3.05bpw-h5-ng5")
     assert set(answer["timings"]) == {
         "time_to_first_token",
+        "queued_seconds",
         "prefill_seconds",
         "decode_seconds",
         "prefill_tokens_per_second",
         "decode_tokens_per_second",
+        "longest_wait",
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
+import numpy as np
 import pytest
 
 import flashnext
@@ -81,19 +82,24 @@ def test_with_block_closes(session: flashnext.Session) -> None:
     assert session.generate("Add 17 and 14.").text == "17 + 14 = 31."
 
 
-def test_a_session_with_an_open_stream_is_busy(session: flashnext.Session) -> None:
+def test_a_session_with_an_open_stream_answers_beside_it(
+    session: flashnext.Session, story: flashnext.Generation
+) -> None:
+    ids = session.tokenize(STORY)
+    logits, score = session.logits(ids), session.score(ids)
     with session.generate(STORY, stream=True) as stream:
-        next(stream)
-        with pytest.raises(flashnext.InputError, match="busy"):
-            session.generate("Add 17 and 14.")
-        with pytest.raises(flashnext.InputError, match="busy"):
-            session.logits([1, 2])
+        pieces = [next(stream)]
+        # The stream has the only lane: what comes next waits for it, not for its reader.
+        assert session.generate("Add 17 and 14.").text == "17 + 14 = 31."
+        assert np.array_equal(session.logits(ids), logits)
+        assert np.array_equal(session.score(ids), score, equal_nan=True)
+        assert "".join(pieces + list(stream)) == story.text
+    assert stream.result.tokens == story.tokens
 
 
 def test_a_slow_reader_loses_nothing(
-    session: flashnext.Session, story: flashnext.Generation, monkeypatch: pytest.MonkeyPatch
+    session: flashnext.Session, story: flashnext.Generation
 ) -> None:
-    monkeypatch.setattr("flashnext.stream._CAPACITY", 1)
     stream = session.generate(STORY, stream=True)
     waited = threading.Event()
     text = ""
@@ -101,6 +107,20 @@ def test_a_slow_reader_loses_nothing(
         waited.wait(0.005)
         text += piece
     assert text == story.text
+
+
+def test_an_unread_stream_ends_all_the_same(
+    session: flashnext.Session, story: flashnext.Generation
+) -> None:
+    before = session.stats()
+    stream = session.generate(STORY, stream=True)
+    assert session.generate("Add 17 and 14.").text == "17 + 14 = 31."
+    # The one lane was given on, so that the stream has ended with nobody reading.
+    after = session.stats()
+    assert after["decoding"] == after["reading"] == after["queued"] == 0
+    assert after["requests"] == before["requests"] + 2
+    assert after["cancelled"] == before["cancelled"]
+    assert "".join(stream) == story.text and stream.result.finish_reason == "stop"
 
 
 def test_errors_of_callbacks_reach_the_caller(session: flashnext.Session) -> None:
