@@ -47,7 +47,7 @@ TEST(Rows, Rewinds) {
 }
 
 TEST(Rows, OrdersOfExecution) {
-  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
     SessionOptions o = offloaded(demo_options(), kDemoExperts / 4);
     o.seed = seed;
     o.graphs = seed % 2 == 0;
