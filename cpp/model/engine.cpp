@@ -137,7 +137,9 @@ std::vector<Bucket> Engine::buckets(std::int32_t large_rows) const {
     if (r < most) decode(r);
   }
   decode(most);
-  for (const std::int32_t r : {64, 512, 2048, large_rows}) {
+  // The kernels of decode steps read a short prompt faster than those of long ones, also where its
+  // lane does not decode so many rows.
+  for (const std::int32_t r : {kDecodeRows, 64, 512, 2048, large_rows}) {
     if (r > list.back().rows && r <= large_rows) {
       list.push_back({Phase::kPrefill, r, options_.lanes, std::min(r, max_outputs_)});
     }

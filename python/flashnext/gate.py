@@ -36,7 +36,7 @@ GATES = {
     "runs": "the same sequence twice, ==",
     "graphs": "eager against graphs, ==",
     "chunks": "prefill chunks of 7, 64 and 512, ==",
-    "rows": "1 to 8 rows in a step against one, ==",
+    "rows": "1 to 32 rows in a step against one, ==",
     "prefix": "a reused prefix against a cold one, ==",
     "rewind": "rejected rows undone, ==",
     REFERENCE_GATE: "demo checkpoint against reference logits and tokens",

@@ -24,28 +24,26 @@ from flashnext.receipts import Receipt
 DECODE, PREFILL, OTHER, MEASURING = "decode", "prefill", "other shapes", "measuring"
 COMPILED = tuple(name for name in ARCHITECTURES if name != "host")
 
-# What steps of at most 8 rows of Flash-Next do not launch: by file, kernel, or kernel with its
-# template arguments; the longest name decides. Every kernel that is not here counts as decode.
+# What decode steps of Flash-Next do not launch: by file, kernel, or kernel with its template
+# arguments; the longest name decides. Every kernel that is not here counts as decode.
 USES = {
     "attention.walk_kernel": PREFILL,
-    "dense.decode_kernel<true>": OTHER,
     "dense.split_kernel": PREFILL,
     "dense.tile_kernel": PREFILL,
     "exl3_gemm": PREFILL,
-    "exl3_plan": PREFILL,
-    "exl3_transform": PREFILL,
+    "exl3_plan.plan_kernel": PREFILL,
+    "exl3_transform.transform_kernel<8>": OTHER,
     "gdn.conv_kernel": PREFILL,
     "index_score.many_kernel": PREFILL,
     "moe_route.combine_kernel<false>": PREFILL,
-    "moe_route.route_kernel": PREFILL,
     "moe_route.route_kernel<1>": OTHER,
     "moe_route.route_kernel<128>": OTHER,  # more than 512 experts
-    "stream_mix.hidden_kernel": PREFILL,
-    "stream_mix.norm_kernel": PREFILL,
+    "stream_mix.norm_kernel<0>": OTHER,
+    "stream_mix.norm_kernel<1>": OTHER,
     "stream_mix.up_tile_kernel": PREFILL,
-    "gdn_recur.recur_kernel<1>": OTHER,
-    "gdn_recur.recur_kernel<2>": OTHER,
-    "gdn_recur.recur_kernel<4>": OTHER,
+    "gdn_recur.recur_kernel": OTHER,
+    "gdn_recur.recur_kernel<3, 1>": DECODE,
+    "gdn_recur.recur_kernel<3, 2>": DECODE,
     "mix_up.up_kernel<1>": OTHER,
     "mix_up.up_kernel<2>": OTHER,
     "mix_up.up_kernel<8>": OTHER,
@@ -55,7 +53,11 @@ USES = {
 
 # Bytes of stack that a decode kernel may have, and why; any other may have none.
 STACK = {
-    "gdn_recur.recur_kernel<3>": (32, "sm_120: eight registers, so that two blocks fit"),
+    "dense.decode_kernel<true>": (16, "sm_90: three registers, so that two blocks fit"),
+    "exl3_units.units_kernel<2, 4>": (8, "sm_90: one register, so that 16 warps fit"),
+    "exl3_units.units_kernel<2, 8>": (8, "sm_90: one register, so that 16 warps fit"),
+    "exl3_units.units_kernel<4, 4>": (72, "sm_90: so that 12 warps fit; the head of 13 rows on"),
+    "gdn_recur.recur_kernel<3, 2>": (32, "eight registers, so that two blocks fit"),
     "sample.sample_kernel": (128, "handed to a function by reference; at most 32 bytes spilled"),
 }
 
@@ -224,7 +226,7 @@ def report(
             "model": {"name": "none", "checkpoint": "none", "shape": {}, "ranks": 1},
             "requested": {"library": "this build" if own else path.name},
             "effective": {"library": path.name, "library_hash": receipts.file_hash(path)},
-            "workload": {"decode": "kernels that steps of at most 8 rows of Flash-Next launch"},
+            "workload": {"decode": "kernels that decode steps of Flash-Next launch"},
             "protocol": {
                 "tool": f"cuobjdump {_version(_run(tool, '--version').encode())}",
                 "registers": "a thread",

@@ -530,8 +530,8 @@ class Session:
             of every part by space and name.
 
             With experts in host memory ``cache`` has ``lines`` of ``experts`` a layer and
-            ``line_bytes``; ``hit_rate`` of steps of up to 8 rows, counted in distinct experts a
-            layer and step; ``fetched_bytes``, ``cpu_bytes`` (computed by the processor),
+            ``line_bytes``; ``hit_rate`` of decode steps, counted in distinct experts a layer and
+            step; ``fetched_bytes``, ``cpu_bytes`` (computed by the processor),
             ``promoted_bytes`` (copied by the policy) and ``streamed_bytes`` (for prompts);
             ``layers``, a dict a layer, and ``sum``: ``steps``, ``hits``, ``fetched``,
             ``installed``, ``on_cpu``, ``promoted``, ``streamed`` in experts, ``fetch_ns`` and

@@ -75,7 +75,7 @@ class Trace:
         top_k: experts that a token uses in a layer.
         line_bytes: bytes of one expert.
         fingerprint: of the checkpoint; 0 for a synthetic trace.
-        steps: steps of few rows, whose misses are fetched one by one.
+        steps: decode steps, whose misses are found within them.
         step_rows: rows of those steps together.
         prompt_rows: tokens of prompts, summed over what was recorded of them.
 

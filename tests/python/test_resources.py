@@ -91,7 +91,9 @@ def test_every_number_arrives_at_its_kernel() -> None:
     assert (gemm.registers, gemm.stack_bytes, gemm.use) == (128, 96, resources.PREFILL)
     assert resources.use_of("moe_route.combine_kernel<true>") == resources.DECODE
     assert resources.use_of("moe_route.combine_kernel<false>") == resources.PREFILL
-    assert resources.use_of("moe_route.route_kernel<16>") == resources.PREFILL
+    assert resources.use_of("moe_route.route_kernel<16>") == resources.DECODE
+    assert resources.use_of("exl3_plan.plan_kernel") == resources.PREFILL
+    assert resources.use_of("exl3_plan.plan_units_kernel") == resources.DECODE
     assert resources.use_of("moe_route.route_kernel<128>") == resources.OTHER
 
 
