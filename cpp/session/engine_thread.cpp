@@ -134,7 +134,9 @@ std::future<void> EngineThread::post(When when, std::function<void()> job) {
 }
 
 void EngineThread::run(When when, const std::function<void()>& job) {
-  check(!is_this_thread(), "a job of the engine's thread cannot wait for another");
+  if (is_this_thread()) {
+    throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
+  }
   std::future<void> done = post(when, job);
   try {
     done.get();

@@ -50,7 +50,7 @@ class EngineThread {
   };
   // Runs a job on the thread. The future holds what it throws; a DeviceError ends the engine.
   std::future<void> post(When when, std::function<void()> job);
-  // The same, waited for. LogicError on the thread itself.
+  // The same, waited for. InputError on the thread itself, i.e. from a policy.
   void run(When when, const std::function<void()>& job);
   bool is_this_thread() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
 

@@ -1,4 +1,4 @@
-"""Handles: whoever waits, iterates, cancels or lets go gets what is due, on threads and in asyncio."""
+"""Handles: whoever waits, iterates, cancels or lets go gets what is due, in threads and asyncio."""
 
 from __future__ import annotations
 

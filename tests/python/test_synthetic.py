@@ -48,7 +48,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_unknown_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="flash-next or tiny"):
         synthetic.write(tmp_path / "x", "huge")
-    with pytest.raises(InputError, match="layers = -1"):
+    with pytest.raises(InputError, match="layers is -1, expected 0"):
         synthetic.write(tmp_path / "x", "tiny", -1)
 
 
