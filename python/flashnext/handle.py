@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ class Handle:
         # is held while waiting for the engine: others wait for it as long as for the engine.
         self._lock = threading.RLock()
         self._telling = False  # a callback
+        self._process = os.getpid()
         self._pieces: deque[str] = deque()
         self._generation: Generation | None = None
         self._error: BaseException | None = None
@@ -178,6 +180,8 @@ class Handle:
 
     def _pump(self, seconds: float) -> None:
         """Takes what the engine has for this request; waits up to so long (negative: for ever)."""
+        if os.getpid() != self._process:  # where the lock may be held by a thread left behind
+            raise InputError("the answer is one of the parent process, which alone can read it")
         until = time.monotonic() + seconds
         if not self._lock.acquire(blocking=seconds != 0, timeout=seconds or -1):
             return  # another thread takes it
