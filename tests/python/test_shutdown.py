@@ -1,4 +1,4 @@
-"""The ends of things: of the interpreter while threads wait, of a process after a fork, by Ctrl-C."""
+"""How things end: the interpreter while threads wait, a process after a fork, calls by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-import flashnext
 from helpers import run_python
 
 pytestmark = [pytest.mark.timeout(200)]
