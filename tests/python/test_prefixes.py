@@ -1,4 +1,4 @@
-"""Prefixes: what prompts begin with in common is read once, and reused states give the cold bits."""
+"""Prefixes: what prompts have in common is read once, and reused states give the cold bits."""
 
 from __future__ import annotations
 
