@@ -334,6 +334,7 @@ def walk():
         s.mtp_logits([1, 2, 3])
     except InputError as error:
         print("closed" in str(error))
+time.sleep(0.3)
 thread = threading.Thread(target=walk, daemon=True)
 thread.start()
 time.sleep(0.3)
