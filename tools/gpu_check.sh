@@ -11,7 +11,7 @@
 #   gate        flashnext gate on the first GPU; writes the kernel-contract records too
 #   pytest      Python tests marked gpu
 #   memcheck racecheck initcheck    compute-sanitizer on tests of the ops
-#   decode lanes prefill beside load    flashnext bench on random weights of the real dimensions, 12 layers
+#   decode lanes offload prefill beside load    flashnext bench on random weights of the real dimensions, 12 layers
 #
 # FN_BUILD=DIR   use this build folder: its tests and libraries are taken as they are, and the stage `build` only
 #                compiles the Python module again where this Python cannot load the one that is there
@@ -27,7 +27,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(build ctest gate pytest memcheck racecheck initcheck decode lanes prefill beside load)
+all=(build ctest gate pytest memcheck racecheck initcheck decode lanes offload prefill beside load)
 case "${1:-}" in -h | --help)
   sed -n '2,/^set -uo/{/^set -uo/d;s/^# \{0,1\}//p}' "$0"
   exit 0
@@ -210,11 +210,19 @@ run_lanes() {
   done
 }
 
+# The same with experts in host memory and lines for 115 of a layer's 512.
+run_offload() {
+  local n
+  for n in 1 ${FN_LANES:-8 9 16 32}; do
+    bench decode "${FN_CONTEXT:-2048}" 2048 --experts offload --lines 115 --lanes "$n" --random-ids --profile 0 || return 1
+  done
+}
+
 run_stage() {
   case "$1" in
     build | ctest | gate | pytest) "run_$1" ;;
     memcheck | racecheck | initcheck) run_sanitizer "$1" ;;
-    lanes) run_lanes ;;
+    lanes | offload) "run_$1" ;;
     beside) bench beside "${FN_CONTEXT:-30000}" 2048 ;;
     decode) bench decode "${FN_CONTEXT:-2048}" 2048 ;;
     prefill) bench prefill "${FN_CONTEXT:-8192}" 8192 ;;
@@ -231,7 +239,7 @@ for stage in "${stages[@]}"; do
   start=$(date +%s.%N)
   echo "== $stage"
   case "$stage" in
-    gate | pytest | decode | lanes | prefill | beside | load)
+    gate | pytest | decode | lanes | offload | prefill | beside | load)
       if [ $linked = no ] && link_package >"$out/package.log" 2>&1; then linked=yes; fi
       ;;
   esac
@@ -239,7 +247,7 @@ for stage in "${stages[@]}"; do
     # Tests that skip for want of a GPU would look like tests that passed.
     echo 'not run: there is no NVIDIA GPU here' >"$out/$stage.log"
     code=$not_run
-  elif [ $linked = no ] && [[ "$stage" =~ ^(gate|pytest|decode|lanes|prefill|beside|load)$ ]]; then
+  elif [ $linked = no ] && [[ "$stage" =~ ^(gate|pytest|decode|lanes|offload|prefill|beside|load)$ ]]; then
     cp "$out/package.log" "$out/$stage.log"
     code=$not_run
   else

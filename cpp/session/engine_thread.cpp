@@ -42,7 +42,7 @@ EngineThread::EngineThread(Scheduler& scheduler, std::function<void()> publish)
 
 void EngineThread::stop() {
   if (!thread_.joinable()) return;
-  if (process_ != ::getpid()) {  // the thread stayed in the parent process
+  if (!is_this_process()) {  // the thread stayed in the parent process
     thread_.detach();
     return;
   }
@@ -54,12 +54,17 @@ void EngineThread::stop() {
   thread_.join();
 }
 
+bool EngineThread::is_this_process() const noexcept { return process_ == ::getpid(); }
+
+// Before any lock is taken: in a child the parent's threads may hold it for ever.
+void EngineThread::refuse_if_forked() const {
+  if (is_this_process()) return;
+  throw InputError(
+      "the session was opened by the parent of this process, where its thread is; open one in each "
+      "process");
+}
+
 void EngineThread::refuse_if_failed() const {
-  if (process_ != ::getpid()) {
-    throw InputError(
-        "the session was opened by the parent of this process, where its thread is; open one in "
-        "each process");
-  }
   if (!failure_.empty()) {
     throw DeviceError(
         "the session failed before and cannot go on; open a new one. First failure: " + failure_);
@@ -68,6 +73,7 @@ void EngineThread::refuse_if_failed() const {
 }
 
 std::shared_ptr<Submission> EngineThread::submit(std::vector<Request> requests, bool scores) {
+  refuse_if_forked();
   if (requests.empty()) throw InputError("there is no request");
   for (std::size_t i = 0; i < requests.size(); ++i) {
     try {
@@ -93,6 +99,7 @@ std::shared_ptr<Submission> EngineThread::submit(std::vector<Request> requests, 
 }
 
 void EngineThread::add(Cancel cancel) {
+  if (!is_this_process()) return;  // nothing of the parent's runs here
   {
     const std::lock_guard lock(mutex_);
     cancels_.push_back(std::move(cancel));
@@ -114,6 +121,7 @@ void EngineThread::cancel_all() {
 }
 
 std::future<void> EngineThread::post(When when, std::function<void()> job) {
+  refuse_if_forked();
   std::packaged_task<void()> task([this, job = std::move(job)] {
     try {
       job();
@@ -176,6 +184,9 @@ void EngineThread::work() {
   }
   const auto closed = std::make_exception_ptr(InputError("the session was closed"));
   for (const auto& [id, target] : targets_) target.submission->fail(closed);
+  std::vector<Job> never_run;
+  const std::lock_guard lock(mutex_);
+  never_run.swap(jobs_);
 }
 
 // Cancels of all that runs, then new requests, then other cancels: each finds what was submitted

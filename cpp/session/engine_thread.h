@@ -52,6 +52,8 @@ class EngineThread {
   std::future<void> post(When when, std::function<void()> job);
   // The same, waited for. InputError on the thread itself, i.e. from a policy.
   void run(When when, const std::function<void()>& job);
+  // False in a child that was forked since: the thread stayed with the parent.
+  bool is_this_process() const noexcept;
   bool is_this_thread() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
@@ -79,6 +81,7 @@ class EngineThread {
   void deliver(const std::vector<RequestEvent>& events);
   void run_jobs();
   void fail_all(std::exception_ptr error);
+  void refuse_if_forked() const;
   void refuse_if_failed() const;
   void note_failure(const DeviceError& error);
   void add(Cancel cancel);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <pthread.h>
 #include <thread>
 #include <unistd.h>
 
@@ -110,7 +111,7 @@ std::shared_ptr<Session> PySession::session() const {
 }
 
 void PySession::run_job(When when, const std::function<void(Session&, const Poll&)>& job) {
-  const std::shared_ptr<Session> s = session();
+  std::shared_ptr<Session> s = session();
   if (s->thread().is_this_thread()) {
     throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
   }
@@ -121,11 +122,13 @@ void PySession::run_job(When when, const std::function<void(Session&, const Poll
   std::future<void> done;
   {
     const Outside outside;
-    done = s->thread().post(when, [&] {
+    // The thread that runs the job is the session's own, so that the session is there.
+    done = s->thread().post(when, [&poll, &job, session = s.get()] {
       poll();
-      job(*s, poll);
+      job(*session, poll);
     });
   }
+  s.reset();  // a signal handler may close the session, which waits until nobody else holds it
   // From here on the job may read what lies on this stack: it is waited for whatever happens.
   bool raised = false;
   while (true) {
@@ -180,6 +183,13 @@ std::string PySession::close_outside() {
     s.swap(session_);
   }
   if (!s) return {};
+  if (!s->thread().is_this_process()) {
+    // The parent's: its files are the parent's to write, and its device cannot be let go of here.
+    static std::vector<std::shared_ptr<Session>>* const parents =
+        new std::vector<std::shared_ptr<Session>>;
+    parents->push_back(std::move(s));
+    return {};
+  }
   s->stop();
   std::string problem = s->save_profile();
   try {
@@ -199,6 +209,8 @@ using Ids = std::vector<std::int32_t>;
 }  // namespace
 
 void bind_session(py::module_& m) {
+  // Threads that were outside when the process forked are not in the child.
+  pthread_atfork(nullptr, nullptr, [] { Outside::count() = 0; });
   m.def("shutdown", &shutdown);
   py::class_<PySession>(m, "Session")
       .def(py::init(
@@ -222,7 +234,8 @@ void bind_session(py::module_& m) {
       .def(
           "logits",
           [](PySession& s, const Ids& ids, std::int32_t chunk) {
-            return matrix(s.every_logit(ids, chunk, false), s.session()->shape().vocab);
+            const auto vocab = s.session()->shape().vocab;
+            return matrix(s.every_logit(ids, chunk, false), vocab);
           },
           py::arg("ids"), py::arg("chunk") = 0)
       .def("score",

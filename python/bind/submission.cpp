@@ -55,7 +55,7 @@ std::unique_ptr<PySubmission> PySession::submit(const py::list& requests) {
 
 std::vector<float> PySession::every_logit(const std::vector<std::int32_t>& ids, std::int32_t chunk,
                                           bool scores) {
-  const std::shared_ptr<Session> s = session();
+  std::shared_ptr<Session> s = session();
   if (s->thread().is_this_thread()) {
     throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
   }
@@ -68,6 +68,9 @@ std::vector<float> PySession::every_logit(const std::vector<std::int32_t>& ids, 
     const Outside outside;
     submission = s->thread().submit({std::move(r)}, scores);
   }
+  // A signal handler may close the session, which waits until nobody else holds it.
+  const std::weak_ptr<Session> waited_for = s;
+  s.reset();
   bool interrupted = false;
   while (true) {
     bool ended;
@@ -80,7 +83,7 @@ std::vector<float> PySession::every_logit(const std::vector<std::int32_t>& ids, 
     if (!interrupted && PyErr_CheckSignals() != 0) {
       interrupted = true;
       const Outside outside;
-      s->thread().cancel(submission);
+      if (const auto held = waited_for.lock()) held->thread().cancel(submission);
     }
   }
   if (interrupted) throw py::error_already_set();
@@ -166,6 +169,9 @@ py::dict PySubmission::completion(std::size_t request) const {
 }
 
 int PySubmission::descriptor() const {
+  if (const auto session = session_.lock(); session && session->thread().is_this_thread()) {
+    throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
+  }
   const Outside outside;
   return submission_->descriptor();
 }
