@@ -52,6 +52,7 @@ def test_decode_counts_its_misses() -> None:
 def test_lanes_share_their_misses() -> None:
     receipt = run_one("decode", **{**OFFLOAD, "profile": 0, "lanes": 12})
     assert receipts.problems(receipt) == [] and receipt["check"]["pass"]
+    assert any("experts:" in line for line in describe(receipt))
     done = receipt["counters"]["experts"]
     # Distinct experts: at most all of a layer, and more than one row chooses.
     assert 2 * 12 * LAYERS * TOP_K < done["hits"] + done["fetched"] <= 2 * 12 * LAYERS * 32

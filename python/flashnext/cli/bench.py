@@ -264,12 +264,13 @@ def _experts(receipt: Receipt) -> list[str]:
     if done is None:
         return []
     steps = max(1, done["steps"])
-    hit = receipt["summary"]["all_hit_ns"]["median"] / 1e6
+    hits = receipt["summary"].get("all_hit_ns")  # of one lane alone
+    alone = f"; with hits alone it takes {hits['median'] / 1e6:.3f} ms" if hits else ""
     lines = [
         f"  experts: {effective['lines']} of {effective['experts_a_layer']} a layer have lines; "
         f"{100 * done['hit_rate']:.1f} % hits, a token fetches "
         f"{common.size_text(done['fetched_bytes'] / steps)}, the processor computes "
-        f"{common.size_text(done['cpu_bytes'] / steps)}; with hits alone it takes {hit:.3f} ms"
+        f"{common.size_text(done['cpu_bytes'] / steps)}{alone}"
     ]
     routing = receipt["workload"]["experts"]
     if "hash" in routing:
