@@ -3,6 +3,7 @@
 #include "tests/cpp/request_cases.h"
 
 #include <future>
+#include <poll.h>
 
 namespace flashnext {
 namespace {
@@ -116,6 +117,35 @@ TEST(Requests, TheEndOfASessionEndsThem) {
   EXPECT_EQ(queued->completion(0).finish, Finish::kCancelled);
   EXPECT_THROW(session->submit({r}), InputError);
   session.reset();
+}
+
+TEST(Requests, LogitsThatNoMemoryHoldsAreRefusedWithTheirSize) {
+  Submission s(1);
+  try {
+    s.expect_logits(0, sample_ids(1000, 1), std::size_t{1} << 50, false);
+    FAIL() << "a petabyte was to be had";
+  } catch (const OutOfMemory& e) {
+    EXPECT_EQ(e.bytes(), (std::size_t{1} << 50) * 1000 * sizeof(float));
+    EXPECT_NE(std::string(e.what()).find("1000 tokens"), std::string::npos) << e.what();
+  }
+}
+
+// What an event loop sees: readable while there is something to take, and for good at the end.
+TEST(Requests, TheDescriptorFollowsTheUpdates) {
+  const auto session = open_demo(options(1));
+  Request r;
+  r.prompt = sample_ids(20, 1);
+  r.max_new_tokens = 30;
+  const auto run = session->submit({r});
+  pollfd p{run->descriptor(), POLLIN, 0};
+  std::size_t tokens = 0;
+  while (!run->ended()) {
+    ASSERT_GE(::poll(&p, 1, 60000), 1) << "an update came and nobody was told";
+    for (const Update& u : run->wait({})) tokens += u.kind == Update::Kind::kToken ? 1 : 0;
+  }
+  for (const Update& u : run->wait({})) tokens += u.kind == Update::Kind::kToken ? 1 : 0;
+  EXPECT_EQ(tokens, 30u);
+  EXPECT_EQ(::poll(&p, 1, 0), 1);
 }
 
 TEST(Requests, BadOnesAreRefusedBeforeAnythingRuns) {
