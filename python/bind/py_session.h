@@ -27,6 +27,9 @@ Progress progress_hook(const py::object& callback);
 
 class PySubmission;
 
+// InputError on the engine's own thread, i.e. in a policy, which must not wait for it.
+void refuse_own_thread(Session& session);
+
 class PySession {
  public:
   // `open` runs without the GIL.

@@ -81,6 +81,11 @@ Progress progress_hook(const py::object& callback) {
   };
 }
 
+void refuse_own_thread(Session& session) {
+  if (!session.thread().is_this_thread()) return;
+  throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
+}
+
 PySession::PySession(const std::function<std::shared_ptr<Session>()>& open) {
   refuse_if_ending();
   const Outside outside;
@@ -112,9 +117,7 @@ std::shared_ptr<Session> PySession::session() const {
 
 void PySession::run_job(When when, const std::function<void(Session&, const Poll&)>& job) {
   std::shared_ptr<Session> s = session();
-  if (s->thread().is_this_thread()) {
-    throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
-  }
+  refuse_own_thread(*s);
   std::atomic<bool> interrupted{false};
   const Poll poll = [&interrupted] {
     if (interrupted.load() || ending()) throw InputError("the run was interrupted");

@@ -56,9 +56,7 @@ std::unique_ptr<PySubmission> PySession::submit(const py::list& requests) {
 std::vector<float> PySession::every_logit(const std::vector<std::int32_t>& ids, std::int32_t chunk,
                                           bool scores) {
   std::shared_ptr<Session> s = session();
-  if (s->thread().is_this_thread()) {
-    throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
-  }
+  refuse_own_thread(*s);
   Request r;
   r.prompt = ids;
   r.chunk = chunk;
@@ -108,9 +106,7 @@ py::list PySubmission::updates(double seconds) {
           : Clock::now() +
                 std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9));
   if (seconds != 0) {
-    if (const auto session = session_.lock(); session && session->thread().is_this_thread()) {
-      throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
-    }
+    if (const auto session = session_.lock()) refuse_own_thread(*session);
   }
   std::vector<Update> got;
   while (true) {
@@ -169,9 +165,7 @@ py::dict PySubmission::completion(std::size_t request) const {
 }
 
 int PySubmission::descriptor() const {
-  if (const auto session = session_.lock(); session && session->thread().is_this_thread()) {
-    throw InputError("a policy cannot wait for the session that asks it; plan from the counters");
-  }
+  if (const auto session = session_.lock()) refuse_own_thread(*session);
   const Outside outside;
   return submission_->descriptor();
 }

@@ -77,7 +77,7 @@ inline void check_random_configs(const SessionOptions& base, const std::vector<s
     for (int again = 0; again < 2; ++again) {
       const auto run = session->submit(requests);
       if (again == 0) expect_same(session->logits(ids), logits, name);
-      while (!run->ended()) run->wait(std::chrono::milliseconds(50));
+      finish(*run);
       for (std::size_t r = 0; r < requests.size(); ++r) {
         ASSERT_EQ(run->completion(r).tokens, want[r]) << "request " << r;
       }

@@ -59,6 +59,17 @@ inline Request random_request(Dice& dice, std::int32_t longest_prompt, std::int3
   return r;
 }
 
+// Waits until all requests have ended.
+inline void finish(Submission& run) {
+  while (!run.ended()) run.wait(std::chrono::milliseconds(50));
+}
+
+// Waits until something is told of a request; that update is taken.
+inline void until_told(Submission& run) {
+  while (run.wait(std::chrono::milliseconds(50)).empty()) {
+  }
+}
+
 inline Completion alone(Session& session, const Request& r) {
   return session.generate({&r, 1}, {}).front();
 }
@@ -117,7 +128,7 @@ inline void check_stress(const SessionOptions& options, int requests, int thread
             }
           }
           session->thread().cancel(run);
-          while (!run->ended()) run->wait(std::chrono::milliseconds(50));
+          finish(*run);
           const Completion c = run->completion(0);
           EXPECT_TRUE(is_beginning(got, c.tokens)) << i;
           EXPECT_TRUE(is_beginning(c.tokens, want[at])) << i;
@@ -147,7 +158,7 @@ inline void check_stress(const SessionOptions& options, int requests, int thread
         case 3: {  // scores beside it
           const auto run = session->submit({r});
           EXPECT_EQ(session->score(sample_ids(90, 3)), scores);
-          while (!run->ended()) run->wait(std::chrono::milliseconds(50));
+          finish(*run);
           EXPECT_EQ(run->completion(0).tokens, want[at]) << i;
           ++whole;
           break;
@@ -214,8 +225,8 @@ inline void check_not_a_number(const SessionOptions& base) {
       session->device().synchronize(stream.id());
     }
   });
-  while (!spoilt->ended()) spoilt->wait(std::chrono::milliseconds(50));
-  while (!neighbour->ended()) neighbour->wait(std::chrono::milliseconds(50));
+  finish(*spoilt);
+  finish(*neighbour);
   const Completion c = spoilt->completion(0);
   EXPECT_EQ(c.finish, Finish::kFailed);
   EXPECT_NE(c.reason.find("not finite"), std::string::npos) << c.reason;

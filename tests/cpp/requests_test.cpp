@@ -83,8 +83,7 @@ TEST(Requests, JobsRunBetweenStepsAndAlone) {
   r.prompt = sample_ids(20, 1);
   r.max_new_tokens = 400;
   const auto run = session->submit({r});
-  while (run->wait(std::chrono::milliseconds(50)).empty()) {
-  }
+  until_told(*run);
   std::size_t beside = 0, apart = 1;
   session->thread().run(EngineThread::When::kBetweenSteps,
                         [&] { beside = session->scheduler().running(); });
@@ -96,7 +95,7 @@ TEST(Requests, JobsRunBetweenStepsAndAlone) {
   session->thread().cancel(run);
   job.get();
   EXPECT_EQ(apart, 0u);
-  while (!queued->ended()) queued->wait(std::chrono::milliseconds(50));
+  finish(*queued);
   EXPECT_EQ(queued->completion(0).tokens.size(), 400u);
   EXPECT_THROW(session->thread().run(EngineThread::When::kAlone,
                                      [] { throw InputError("what a job throws"); }),
@@ -109,8 +108,7 @@ TEST(Requests, TheEndOfASessionEndsThem) {
   r.prompt = sample_ids(20, 1);
   r.max_new_tokens = 1900;
   const auto running = session->submit({r}), queued = session->submit({r});
-  while (running->wait(std::chrono::milliseconds(50)).empty()) {
-  }
+  until_told(*running);
   session->stop();
   EXPECT_TRUE(running->ended() && queued->ended());
   EXPECT_EQ(running->completion(0).finish, Finish::kCancelled);

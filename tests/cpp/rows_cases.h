@@ -38,6 +38,24 @@ inline LaneTexts lane_texts(SessionOptions base) {
   return texts;
 }
 
+// Token `at` of the first `lanes` texts in one step: each lane's logits are those that it gets
+// alone.
+inline void check_lanes_step(Engine& engine, const LaneTexts& texts, std::int32_t lanes,
+                             std::size_t at, const std::string& what) {
+  std::vector<LaneRows> rows;
+  for (std::int32_t l = 0; l < lanes; ++l) {
+    ASSERT_TRUE(engine.reserve(l, 1));
+    const auto i = static_cast<std::size_t>(l);
+    rows.push_back({l, std::span(texts.ids[i]).subspan(at, 1), LaneRows::Logits::kLast, {}});
+  }
+  for (const StepOutput& out : engine.step(rows, true)) {
+    const std::vector<float>& alone = texts.alone[static_cast<std::size_t>(out.lane)];
+    ASSERT_TRUE(std::equal(out.logits, out.logits + kVocab,
+                           alone.begin() + static_cast<std::ptrdiff_t>(at * kVocab)))
+        << what << ", lane " << out.lane << ", position " << at;
+  }
+}
+
 // Rows of so many sequences, and so many rows of one.
 inline void check_row_counts(SessionOptions options, const LaneTexts& texts,
                              const std::string& what) {
@@ -52,18 +70,7 @@ inline void check_row_counts(SessionOptions options, const LaneTexts& texts,
   for (const std::int32_t n : kRowCounts) {
     const std::string step = what + ", " + std::to_string(n) + " rows";
     for (std::size_t at = 0; at < kRowTokens; ++at) {
-      std::vector<LaneRows> rows;
-      for (std::int32_t l = 0; l < n; ++l) {
-        ASSERT_TRUE(engine.reserve(l, 1));
-        const auto i = static_cast<std::size_t>(l);
-        rows.push_back({l, std::span(texts.ids[i]).subspan(at, 1), LaneRows::Logits::kLast, {}});
-      }
-      for (const StepOutput& out : engine.step(rows, true)) {
-        const std::vector<float>& alone = texts.alone[static_cast<std::size_t>(out.lane)];
-        ASSERT_TRUE(std::equal(out.logits, out.logits + kVocab,
-                               alone.begin() + static_cast<std::ptrdiff_t>(at * kVocab)))
-            << step << ", lane " << out.lane << ", position " << at;
-      }
+      ASSERT_NO_FATAL_FAILURE(check_lanes_step(engine, texts, n, at, step));
     }
     for (std::int32_t l = 0; l < n; ++l) engine.reset(l);
   }
@@ -96,18 +103,7 @@ inline void check_stalled_rows(const SessionOptions& base, const LaneTexts& text
   Engine& engine = engine_of(*session);
   for (std::size_t at = 0; at < kRowTokens; ++at) {
     if (at == kRowTokens / 2) session->cache()->cpu()->stall(true);
-    std::vector<LaneRows> rows;
-    for (std::int32_t l = 0; l < kDecodeRows; ++l) {
-      ASSERT_TRUE(engine.reserve(l, 1));
-      const auto i = static_cast<std::size_t>(l);
-      rows.push_back({l, std::span(texts.ids[i]).subspan(at, 1), LaneRows::Logits::kLast, {}});
-    }
-    for (const StepOutput& out : engine.step(rows, true)) {
-      const std::vector<float>& alone = texts.alone[static_cast<std::size_t>(out.lane)];
-      ASSERT_TRUE(std::equal(out.logits, out.logits + kVocab,
-                             alone.begin() + static_cast<std::ptrdiff_t>(at * kVocab)))
-          << "lane " << out.lane << ", position " << at;
-    }
+    ASSERT_NO_FATAL_FAILURE(check_lanes_step(engine, texts, kDecodeRows, at, "stalled"));
   }
   EXPECT_NE(session->cache()->stall(), "");
   session->check_cache();

@@ -81,7 +81,7 @@ TEST(Scheduler, LongPromptsDoNotStarveShortOnes) {
   const auto start = std::chrono::steady_clock::now();
   while (!second->ended()) second->wait(std::chrono::milliseconds(1));
   EXPECT_FALSE(first->ended()) << "the short prompt waited for the long one";
-  while (!first->ended()) first->wait(std::chrono::milliseconds(50));
+  finish(*first);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1));
 }
 
@@ -96,8 +96,7 @@ TEST(Scheduler, PartsBesideANeighbourFollowTheWait) {
     Request talker = turn(sample_ids(10, 1));
     talker.max_new_tokens = 1500;
     const auto talking = session->submit({talker});
-    while (talking->wait(std::chrono::milliseconds(50)).empty()) {
-    }
+    until_told(*talking);
     const auto reading = session->submit({turn(sample_ids(300, 2))});
     while (!reading->ended()) {
       for (const Update& u : reading->wait(std::chrono::milliseconds(50))) {
@@ -116,14 +115,13 @@ TEST(Scheduler, CancelsReachRequestsInEveryState) {
   Request r = turn(sample_ids(900, 1));
   r.max_new_tokens = 1000;
   const auto running = session->submit({r}), queued = session->submit({r});
-  while (running->wait(std::chrono::milliseconds(50)).empty()) {
-  }
+  until_told(*running);
   session->thread().cancel(queued);
-  while (!queued->ended()) queued->wait(std::chrono::milliseconds(50));
+  finish(*queued);
   EXPECT_EQ(queued->completion(0).finish, Finish::kCancelled);
   EXPECT_FALSE(running->ended());
   session->cancel();  // while its prompt is read
-  while (!running->ended()) running->wait(std::chrono::milliseconds(50));
+  finish(*running);
   EXPECT_EQ(running->completion(0).finish, Finish::kCancelled);
   EXPECT_EQ(session->stats()->scheduler.cancelled, 2u);
   // What was read of the prompt is known now.
