@@ -235,7 +235,7 @@ class Handle:
             self._pieces.append(tail)
         try:
             self._generation = self._answer.generation(self._submission.completion(0))
-        except BaseException as error:
+        except Exception as error:  # of the engine; Ctrl-C is no end of the request
             self._error = error
 
 

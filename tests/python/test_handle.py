@@ -342,3 +342,19 @@ def test_no_reader_stays_on_the_loop(open_session: Open, monkeypatch: pytest.Mon
 
     run(main())
     assert added >= 3 and open_readers == set()
+
+
+def test_ctrl_c_while_the_end_is_told_is_no_end(
+    session: flashnext.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = session.generate(STORY, max_new_tokens=5)
+    handle = session.submit(STORY, max_new_tokens=5)
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("flashnext.requests.make_timings", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            handle.result()
+    assert handle.result().tokens == want.tokens and handle.result().text == want.text
