@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +76,16 @@ def endless(session: flashnext.Session) -> flashnext.Session:
     """The session, without ids that end an answer: only limits and cancels do."""
     session.stop_ids = []
     return session
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Return as soon as the condition holds; fail when it does not in time."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it does not happen"
+        time.sleep(0.005)
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """The value of a coroutine, run in an event loop of its own for a minute at most."""
+    return asyncio.run(asyncio.wait_for(work, 60))

@@ -1,4 +1,4 @@
-"""Handles: whoever waits, iterates, cancels or lets go gets what is due, in threads and asyncio."""
+"""Handles: whoever waits, iterates, cancels or lets go gets what is due, in threads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 import flashnext
-from helpers import endless
+from helpers import endless, run_async, until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("hard_timeout")]
 
@@ -25,20 +24,6 @@ Open = Callable[..., flashnext.Session]
 @pytest.fixture(scope="module")
 def story(session: flashnext.Session) -> flashnext.Generation:
     return session.generate(STORY)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, "it does not happen"
-        time.sleep(0.005)
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 60))
-
-
-# ---- threads ------------------------------------------------------------------------------------
 
 
 def test_result_waits_as_long_as_asked(open_session: Open, story: flashnext.Generation) -> None:
@@ -79,7 +64,7 @@ def test_nobody_waits_for_another_reader_without_a_limit(open_session: Open) -> 
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(queued, 0.05)
 
-    run(look())  # cancels it, too
+    run_async(look())  # cancels it, too
     assert time.monotonic() - started < 5 and not first.done()
     reader.join(30)
     assert not reader.is_alive() and queued.result().finish_reason == "cancelled"
@@ -212,136 +197,6 @@ def test_more_handles_than_lanes(open_session: Open, story: flashnext.Generation
         want = story.text if i % 2 else "17 + 14 = 31."
         assert handles[i].result().text == want
     assert handles[11].result().timings.queued_seconds > handles[0].result().timings.queued_seconds
-
-
-# ---- asyncio ------------------------------------------------------------------------------------
-
-
-def test_await_and_async_for(open_session: Open, story: flashnext.Generation) -> None:
-    session = open_session(lanes=2)
-
-    async def main() -> None:
-        assert (await session.submit(STORY)).tokens == story.tokens
-        handle = session.submit(STORY)
-        pieces = [piece async for piece in handle]
-        assert "".join(pieces) == story.text and len(pieces) > 10
-        assert await handle is await handle
-        prompts = [STORY if i % 3 == 0 else SUM for i in range(20)]
-        answers = await asyncio.gather(*(session.submit(prompt) for prompt in prompts))
-        for prompt, answer in zip(prompts, answers, strict=True):
-            assert answer.text == (story.text if prompt == STORY else "17 + 14 = 31.")
-
-    run(main())
-
-
-def test_the_loop_runs_meanwhile(open_session: Open) -> None:
-    session = endless(open_session())
-
-    async def main() -> int:
-        ticks = 0
-        waiting = asyncio.ensure_future(_wait(session.submit(STORY, max_new_tokens=300)))
-        while not waiting.done():
-            ticks += 1
-            await asyncio.sleep(0.001)
-        assert len((await waiting).tokens) == 300
-        return ticks
-
-    assert run(main()) > 20
-
-
-async def _wait(handle: flashnext.Handle) -> flashnext.Generation:
-    return await handle
-
-
-async def _first_piece(handle: flashnext.Handle) -> str:
-    async for piece in handle:
-        return piece
-    return ""
-
-
-def test_leaving_early_cancels(open_session: Open) -> None:
-    session = endless(open_session())
-
-    def cancelled(count: int) -> Callable[[], bool]:
-        return lambda: session.stats()["cancelled"] == count
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        handle = session.submit(STORY, max_new_tokens=3000)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(handle, 0.2)
-        await loop.run_in_executor(None, until, cancelled(1))
-        handle = session.submit(STORY, max_new_tokens=3000)
-        assert await _first_piece(handle)
-        await loop.run_in_executor(None, until, cancelled(2))
-        assert (await handle).finish_reason == "cancelled"
-        handle = session.submit(STORY, max_new_tokens=3000)
-        task = asyncio.ensure_future(_wait(handle))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await loop.run_in_executor(None, until, cancelled(3))
-
-    run(main())
-    assert len(session.generate(SUM, max_new_tokens=3).tokens) == 3
-
-
-def test_several_wait_for_one_handle(open_session: Open, story: flashnext.Generation) -> None:
-    session = open_session()
-
-    async def main(handle: flashnext.Handle) -> None:
-        answers = await asyncio.gather(*(_wait(handle) for _ in range(3)))
-        assert all(answer is answers[0] for answer in answers)
-        assert answers[0].tokens == story.tokens
-
-    run(main(session.submit(STORY)))
-    # Event loops of several threads, and a thread without one.
-    handle = session.submit(STORY)
-    done: list[str] = []
-
-    def one() -> None:
-        run(main(handle))
-        done.append("loop")
-
-    threads = [threading.Thread(target=one, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert handle.result().tokens == story.tokens
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert done == ["loop"] * 3
-
-
-def test_no_reader_stays_on_the_loop(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = endless(open_session())
-    open_readers: set[int] = set()
-    added = 0
-
-    async def main() -> None:
-        nonlocal added
-        loop = asyncio.get_running_loop()
-        add, remove = loop.add_reader, loop.remove_reader
-
-        def count(fd: int, *rest: Any) -> None:
-            nonlocal added
-            added += 1
-            open_readers.add(fd)
-            add(fd, *rest)
-
-        monkeypatch.setattr(loop, "add_reader", count)
-        monkeypatch.setattr(
-            loop, "remove_reader", lambda fd: (open_readers.discard(fd), remove(fd))[1]
-        )
-        await session.submit(STORY, max_new_tokens=20)
-        await _first_piece(session.submit(STORY, max_new_tokens=3000))
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(session.submit(STORY, max_new_tokens=3000), 0.05)
-        await asyncio.sleep(0.05)
-
-    run(main())
-    assert added >= 3 and open_readers == set()
 
 
 def test_ctrl_c_while_the_end_is_told_is_no_end(
